@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ import numpy as np
 from benchmarks.gates.gate_power import CASES, QUANTILES, decided
 from benchmarks.gates.gate_worlds import Floats
 from benchmarks.result_file import RESULTS, ROOT, earlier_result, write_result
+from latfix.cli.commands.running.gate import places
 from latfix.cli.shared.address_flow import AddressOptions, served_arm, spec_of
 from latfix.cli.shared.options import parse_budget
 from latfix.cli.shared.replay_progress import ReplayLines
@@ -103,17 +103,16 @@ def service_sides(change: float, folder: Path) -> tuple[Sides, Traffic]:
     texts = [" ".join(rng.choice(["a", "fine", "day", "by", "the", "sea"], size)) for size in lengths]
     rows = [{"arrival_s": at, "payload": text} for at, text in zip(arrivals, texts, strict=True)]
     (folder / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}/rate"
     options = AddressOptions(body='{"text": "{payload}"}', metrics="off")
-    spec = spec_of(address, options, folder / "traffic.jsonl", None)
+    start = (
+        f"exec {sys.executable} -m uvicorn plain_service:app --app-dir {EXAMPLES} --port {{port}} --log-level warning"
+    )
+    found = places((f"LONGER=1 {start}", f"LONGER={change} {start}"), "http://127.0.0.1:{port}/rate")
+    spec = spec_of(found[0][1], options, folder / "traffic.jsonl", None)
     traffic = read_traffic(spec.traffic)
-    start = f"{sys.executable} -m uvicorn plain_service:app --app-dir {EXAMPLES} --port {port} --log-level warning"
     base, head = (
-        served_arm(label, f"LONGER={factor} exec {start}", address, options, spec, folder, limit(traffic, _WARM))
-        for label, factor in (("base", 1.0), ("head", change))
+        served_arm(label, *place, options, spec, folder, limit(traffic, _WARM), shared=False)
+        for label, place in zip(("base", "head"), found, strict=True)
     )
     return (base, head), traffic
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -260,10 +261,19 @@ def checked_replay(
 
 
 def served_arm(
-    label: str, command: str, address: str, options: AddressOptions, spec: WorkloadSpec, folder: Path, warm: Traffic
+    label: str,
+    command: str,
+    address: str,
+    options: AddressOptions,
+    spec: WorkloadSpec,
+    folder: Path,
+    warm: Traffic,
+    *,
+    shared: bool,
 ) -> ServedArm:
     """One side of a gate: a command that serves an address.
 
+    :param shared: the other side has the same address.
     :param folder: of its log.
     :param warm: requests to send before each replay.
     :raises InputError: the address or an option is invalid.
@@ -277,7 +287,8 @@ def served_arm(
     def make(traffic: Traffic, pid: int) -> HttpReplay:
         return checked_replay(address, replace(options, pid=pid), spec, traffic, seed=0)
 
-    return ServedArm(label, command, folder / f"{label}.log", warm, lambda: http_session.reach(place, trust), make)
+    reach = partial(http_session.reach, place, trust)
+    return ServedArm(label, command, folder / f"{label}.log", warm, reach, make, shared)
 
 
 #: Default and maximum number of rounds of a comparison.

@@ -162,9 +162,11 @@ EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note
 SERVER_EVENT = "server"
 EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
 SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
+PACE = "host.pace_ns"
 
 #: Series in ``samples.parquet``, sampled on a separate thread. Counters are absolute readings.
 #: host.cpu_busy_ns, host.steal_ns: all cores of the machine, from /proc/stat (10 ms resolution)
+#: host.pace_ns: on-CPU time of a small fixed computation; it grows when the machine computes slower
 #: process.cpu_ns, process.rss_bytes, process.threads, process.minflt, process.majflt
 #: python.blocks: memory blocks handed out by Python's allocator, about the number of live objects
 #: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)

@@ -1,13 +1,13 @@
 """Removes the machine's drift between two replays from the rounds' ratios.
 
 A control variate (Lavenberg and Welch, 1981) is measured along with each round's ratio, and moves with what disturbs
-it. Here it is the difference of compute between a round's replays beyond the difference when the same batches are
-computed in turns: the machine's drift from one replay to the other. How much of it shows in the ratio is fitted by
-least squares over the rounds, which costs a degree of freedom. If a service is compared with itself, ratio and
-control are jointly symmetric about zero, so that subtracting any share of the control favors no arm.
+it. Here it is the machine's pace: the logarithm of the time that a small fixed computation takes during one replay of
+a round over the other. How much of it shows in the ratio is fitted by least squares over the rounds, which costs a
+degree of freedom. If a service is compared with itself, ratio and control are jointly symmetric about zero, so that
+subtracting any share of the control favors no arm.
 
-If services differ, the control need not be zero on average: a sleep is not slowed by a busy machine, so that a
-service that sleeps differs less in a busy replay than in quiet turns. If the control's 95 % interval does not hold
+If services differ, the control need not be zero on average: one that uses more of a core's shared parts slows the
+fixed computation next to it. If the control's 95 % interval does not hold
 zero, it measures more than drift and nothing is removed. So the mean ratio never leaves its own 95 % interval: the
 shift is at most ``slope * t * sd(control) / sqrt(n)``, and the slope at most ``sd(ratio) / sd(control)``. As drift
 alone causes such a control in 5 % of comparisons, and those are the ones in which it moved the ratio most, the plain

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
 from latfix.profilers.probes.thread_counters import ThreadCounters
-from latfix.run_record.schema import THREAD_ACCOUNT
+from latfix.run_record.schema import PACE, THREAD_ACCOUNT
 
 Reading = dict[str, float]
 
@@ -23,6 +24,9 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: A longer poll is logged as an event: a slow probe is a cause (``observer``).
 SPIKE_NS = 1_000_000
+#: Seconds between readings of the machine's pace; a reading takes about 0.1 ms.
+PACE_S = 0.05
+_PACE_NUMBERS = 1200
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 
 
@@ -104,6 +108,23 @@ def host_reader() -> Callable[[], Reading]:
         busy = sum(fields[:3]) + sum(fields[5:8])
         steal = fields[7] if len(fields) > 7 else 0
         return {"host.cpu_busy_ns": busy * _TICK_NS, "host.steal_ns": steal * _TICK_NS}
+
+    return read
+
+
+def pace_reader() -> Callable[[], Reading]:
+    """The machine's pace: on-CPU time of a small fixed computation, without waiting for a core.
+
+    It takes longer when the processor clocks lower, another tenant uses the core's second thread or the caches, or
+    the hypervisor takes the core away. The computation is a compression: it branches and reads memory as ordinary
+    code does, and runs without the interpreter lock.
+    """
+    text = " ".join(str(k * k % 9973) for k in range(_PACE_NUMBERS)).encode()
+
+    def read() -> Reading:
+        begun = time.thread_time_ns()
+        zlib.compress(text)
+        return {PACE: time.thread_time_ns() - begun}
 
     return read
 

@@ -164,4 +164,4 @@ def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[st
         gated = [comparison.ratio.get(result.gate.metric) for result in comparison.gates]
         some = any(ratio is not None and ratio.corrected for ratio in gated)
         corrected = "; the ratios are corrected for that" if some else ""
-        yield f"{slowed} (compute of the same batches in turns){corrected}"
+        yield f"{slowed} (a fixed computation, every 50 ms){corrected}"

@@ -33,9 +33,10 @@ _END_LIMIT_S = 10.0
 
 @dataclass(slots=True)
 class ServedArm:
-    """A service that is started for each replay and ended after it, because both sides use the same address.
+    """A service that a command starts.
 
     :param command: for the shell; it stays in the foreground while the service runs.
+    :param shared: the other side uses the same address, so the service starts for each replay and ends after it.
     :param log: file for its output; warm-up requests are recorded next to it.
     :param warm: requests that warm it up.
     :param reach: raises :class:`InputError` if no process listens at the address.
@@ -49,11 +50,14 @@ class ServedArm:
     warm: Traffic
     reach: Callable[[], object]
     make: Callable[[Traffic, int], HttpReplay]
+    shared: bool = True
     start_s: float = 0.0
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _ready: bool = field(default=False, init=False)
+    _launched: float = field(default=0.0, init=False)
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
-        """Start the service, warm it up, replay, and end it.
+        """Replay, after starting the service and warming it up if that has not been done.
 
         :raises LatfixError: it does not start, or no request ended ok.
         """
@@ -63,7 +67,21 @@ class ServedArm:
             with watch(self.label, traffic, folder) as on_event:
                 return http_session.run(folder, replay, on_event=on_event)
         finally:
-            self.close()
+            if self.shared:
+                self.close()
+
+    def launch(self) -> None:
+        """Start the service without waiting for it, unless the other one needs the address first."""
+        if not self.shared:
+            self._launch()
+
+    def start(self) -> None:
+        """Wait until a launched service is warm.
+
+        :raises LatfixError: it does not start.
+        """
+        if not self.shared:
+            self._started()
 
     def running(self) -> None:
         """Start and end it once, to measure how long it takes to start.
@@ -81,15 +99,11 @@ class ServedArm:
         :raises InputError: it keeps answering that the requests are wrong (HTTP 4xx).
         :raises RunnerError: it does not answer in time, keeps failing, or has ended.
         """
-        if self._answers():
-            raise RunnerError(
-                f"{self.label}: found a service that already answers at this address; stop it, latfix starts both"
-            )
-        begun = time.monotonic()
-        with self.log.open("ab") as log:
-            self._process = process = subprocess.Popen(
-                self.command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        self._launch()
+        begun, process = self._launched, self._process
+        assert process is not None
+        if self._ready:
+            return process.pid
         attempt, why, erring = 0, "nothing listens there", math.inf
         while time.monotonic() - begun < _START_LIMIT_S:
             if (code := process.poll()) is not None:
@@ -108,22 +122,40 @@ class ServedArm:
                     raise type(error)(f"{self.label}: {self.command!r} answers with errors only: {why}") from error
                 time.sleep(_RETRY_S * 2 ** min(attempt, 6))
             else:
-                self.start_s = time.monotonic() - begun
+                self.start_s, self._ready = time.monotonic() - begun, True
                 return process.pid
         raise RunnerError(
             f"{self.label}: {self.command!r} did not answer within {_START_LIMIT_S:.0f} s: {why}{self._last_line()}"
         )
+
+    def _launch(self) -> None:
+        """Start the command, if it does not run.
+
+        :raises RunnerError: another service answers at the address.
+        """
+        if self._process is not None:
+            return
+        if self._answers():
+            raise RunnerError(
+                f"{self.label}: found a service that already answers at this address; stop it, latfix starts both"
+            )
+        self._launched = time.monotonic()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def _last_line(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f": {lines[-1][:200]} (with --out, all of its output is in {self.log.name})" if lines else ""
 
     def restart(self) -> None:
-        """Do nothing: the service ends after each replay."""
+        """End the service; the next use starts another process."""
+        self.close()
 
     def close(self) -> None:
         """End the service and all processes that it started."""
-        process, self._process = self._process, None
+        process, self._process, self._ready = self._process, None, False
         if process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.probes.sampler import PACE_S, pace_reader
 from latfix.profilers.services.process_watch import ProcessWatch
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.profilers.services.stage_metrics import Readings, Target, bucket_growth, read_stages, series_of
@@ -70,6 +71,7 @@ class Watch:
         jobs: list[tuple[float, float, Callable[[], Mapping[str, float]]]] = []
         if self._process is not None:
             jobs += [(FAST_S, FAST_S, self._process.read_fast), (SLOW_S, SLOW_S, self._process.read_slow)]
+            jobs.append((PACE_S, PACE_S, pace_reader()))
         if self._nvml is not None:
             jobs.append((NVML_S, NVML_S, self._nvml.read))
         if self._metrics is not None:

@@ -28,10 +28,12 @@ from latfix.profilers.probes.heap_readers import host_heap_reader
 from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.sampler import (
+    PACE_S,
     Probe,
     Reading,
     Sampler,
     host_reader,
+    pace_reader,
     pressure_reader,
     process_reader,
     thread_reader,
@@ -287,6 +289,7 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
     counters.close()
     probes = [
         Probe("host", 0.2, host_reader()),
+        Probe("pace", PACE_S, pace_reader()),
         Probe("process", 0.5, process_reader()),
         Probe("runner", 0.1, engine.load),
         Probe("threads", 0.5, thread_reader()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _LABELS = ("base", "head")
 _UNDECIDED = {"": EXIT_INCONCLUSIVE, "fail": EXIT_GATE_FAILED, "pass": EXIT_OK}
+#: Stands for a free port.
+PORT = "{port}"
 #: Minimum number of warm-up requests before each measurement.
 _WARM = 10
 
@@ -53,7 +56,12 @@ def gate(
     replayed: Annotated[options.ReplayOptions, {"to_duration", "repeat"}],
     address: Annotated[
         str,
-        typer.Option("--address", metavar="URL", help="BASE and HEAD are commands that start a service at this URL."),
+        typer.Option(
+            "--address",
+            metavar="URL",
+            help="BASE and HEAD are commands that start a service at this URL. With {port} in all three, both start "
+            "at once, each on a free port, so that more rounds fit the budget.",
+        ),
     ] = "",
     service: address_flow.ComparedOptions,
     out: options.KeepOption = None,
@@ -125,17 +133,40 @@ def _served(
     """The same for commands that serve an address."""
     from latfix.traffic.transforms import limit
 
-    spec = address_flow.spec_of(address, service, replayed.traffic, None)
+    sides = places(commands, address)
+    spec = address_flow.spec_of(sides[0][1], service, replayed.traffic, None)
     schedule = options.load_traffic(spec, replayed)
 
     def arms(folder: Path) -> tuple[ServedArm, ServedArm]:
+        warm, shared = limit(schedule, _WARM), PORT not in address
         one, other = (
-            address_flow.served_arm(label, command, address, service, spec, folder, limit(schedule, _WARM))
-            for label, command in zip(_LABELS, commands, strict=True)
+            address_flow.served_arm(label, *place, service, spec, folder, warm, shared=shared)
+            for label, place in zip(_LABELS, sides, strict=True)
         )
         return one, other
 
     return spec.name, schedule, arms
+
+
+def places(commands: tuple[str, str], address: str) -> list[tuple[str, str]]:
+    """Command and address of each side, with a free port of its own for :data:`PORT`.
+
+    :raises InputError: only some of them contain it.
+    """
+    texts = (*commands, address)
+    if without := [text for text in texts if PORT not in text]:
+        if len(without) < len(texts):
+            raise InputError(
+                f"{without[0]}: found no {PORT}; expected it in both commands and in --address, or in none of them"
+            )
+        return [(command, address) for command in commands]
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in commands]
+        ports = [str(each.getsockname()[1]) for each in sockets]
+    return [
+        (command.replace(PORT, port), address.replace(PORT, port))
+        for command, port in zip(commands, ports, strict=True)
+    ]
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:

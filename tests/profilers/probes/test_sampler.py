@@ -25,11 +25,13 @@ from latfix.profilers.probes.sampler import (
     Probe,
     Sampler,
     host_reader,
+    pace_reader,
     pressure_reader,
     process_reader,
     thread_reader,
 )
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
+from latfix.run_record.schema import PACE
 
 pytestmark = pytest.mark.alone
 
@@ -101,6 +103,15 @@ def test_a_poll_that_sleeps_in_a_driver_is_a_spike(in_driver: bool) -> None:
     with Sampler([Probe("nvml", 60.0, sleep, in_driver=in_driver)], SampleLog(), events, name="test"):
         pass
     assert len(_rows(events)) == (2 if in_driver else 0)
+
+
+def test_the_pace_is_processor_time_of_the_same_work() -> None:
+    read = pace_reader()
+    begun = time.thread_time_ns()
+    readings = [read() for _ in range(20)]
+    spent = time.thread_time_ns() - begun
+    assert all(set(reading) == {PACE} and reading[PACE] > 0 for reading in readings)
+    assert sum(reading[PACE] for reading in readings) <= spent
 
 
 def test_host_and_process_counters_grow() -> None:

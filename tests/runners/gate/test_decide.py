@@ -161,7 +161,7 @@ def test_the_drift_is_noted() -> None:
     drifting = (Round(one.base, one.new, math.log(1.1) * (-1) ** k) for k, one in enumerate(service.rounds()))
     found = decide(GATES, drifting, budget_s=180, seed=0, on_round=lambda *_: None, clock=service.clock)
     assert found.comparison is not None
-    (note,) = [note for note in found.comparison.notes if "in turns" in note]
+    (note,) = [note for note in found.comparison.notes if "fixed computation" in note]
     assert "corrected" not in note
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.cli.commands.running.gate import _parts_words, _records, _side, _too_few_words
+from latfix.cli.commands.running.gate import _parts_words, _records, _side, _too_few_words, places
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
@@ -128,15 +128,34 @@ def served(tmp_path: Path) -> tuple[Callable[[float], str], tuple[str, ...]]:
 
 
 @pytest.mark.slow
-def test_commands_that_serve_an_address(cli: Cli, served: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_commands_that_serve_an_address(cli: Cli, served: Any, tmp_path: Path, at_once: bool) -> None:
     command, place = served
     out = tmp_path / "out"
     gates = ("--gate", "p50<=baseline*1.5", "--budget", "25s", "--out", out)
-    code, shown, err = cli("gate", command(0.002), command(0.03), *place, *gates)
+    words = [command(0.002), command(0.03), *place]
+    if at_once:
+        words = [word.replace(_port(place), "{port}") for word in words]
+    code, shown, err = cli("gate", *words, *gates)
     assert code in (1, 3), err  # as above
     document = json.loads((out / "comparison.json").read_text())
     assert document["ratio"]["p50"]["value"] > 1.5 and document["after"]["latency_ms"]["p50"] > 30
     assert (out / "report.html").is_file() and (out / "head-1" / "run.json").is_file() and "p50 + " in shown
+
+
+def _port(place: tuple[str, ...]) -> str:
+    return place[1].split(":")[2].split("/")[0]
+
+
+def test_each_side_has_its_own_port_if_all_name_one(cli: Cli) -> None:
+    (base, there), (head, here) = places(("serve {port}", "PORT={port} serve"), "http://localhost:{port}/x")
+    ports = [base.removeprefix("serve "), head.removeprefix("PORT=").removesuffix(" serve")]
+    assert [there, here] == [f"http://localhost:{port}/x" for port in ports] and ports[0] != ports[1]
+    assert places(("a", "b"), "http://h:1") == [("a", "http://h:1"), ("b", "http://h:1")]
+    some = [("a", "b", "http://h:{port}"), ("a {port}", "b", "http://h:{port}"), ("{port}", "{port}", "http://h:1")]
+    for *commands, address in some:
+        code, _, err = cli("gate", *commands, "--address", address, "--traffic", "t", "--gate", "p50<=baseline*2")
+        assert code == 2 and "found no {port}; expected it in both commands and in --address" in err
 
 
 def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
