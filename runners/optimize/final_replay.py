@@ -66,6 +66,7 @@ def prove(
     left_s: Callable[[], float],
     judged: str | None = None,
     at_once: bool = False,
+    began: float | None = None,
     lead_in: Traffic | None = None,
     look: Callable[[RunRecord], None] | None = None,
     undecided: Callable[[Comparison], bool] | None = None,
@@ -78,6 +79,7 @@ def prove(
     :param out: folder for records, one folder for each replay.
     :param left_s: remaining seconds of the budget; another round starts if the longest one so far fits.
     :param at_once: load both processes of a round at the same time, before its replays.
+    :param began: :func:`time.monotonic` at which the first round's processes were started, if they were.
     :param lead_in: requests that each process serves before its replay, untimed.
     :param look: called with the first replay of ``after`` while its process is still alive.
     :param undecided: true for a comparison that decides not every gate.
@@ -86,12 +88,9 @@ def prove(
     try:
         while proof.stopped is None:
             number += 1
-            started = time.monotonic()
+            started = time.monotonic() if began is None or number > 1 else began
             if at_once:
-                for arm in (before, after):
-                    arm.launch()
-                for arm in (before, after):
-                    arm.start()
+                start_at_once(before, after)
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
                 name = f"{arm.label}-{number}"
@@ -121,6 +120,14 @@ def prove(
         count = len(proof.rounds)
         proof.level = look_level(count, max(proof.most, count), last=True)
     return proof
+
+
+def start_at_once(*arms: Arm) -> None:
+    """Start the processes of services at the same time, and pause them."""
+    for arm in arms:
+        arm.launch()
+    for arm in arms:
+        arm.start()
 
 
 def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -108,8 +109,9 @@ class Bench:
 
     @property
     def load_s(self) -> float:
-        """Seconds to load a service, the minimum so far: the first one reads its packages from disk."""
-        return min([self._first_load_s, *(arm.start_s for arm in self._arms if arm.start_s)])
+        """Seconds to load a service: the median of the arms' last starts; the first one reads packages from disk."""
+        again = [arm.start_s for arm in self._arms if arm.start_s]
+        return min(statistics.median(again), self._first_load_s) if again else self._first_load_s
 
     @load_s.setter
     def load_s(self, seconds: float) -> None:
@@ -422,11 +424,13 @@ class Bench:
         lead_in = lead_in_s(self.left_s())
         return 2 * (self._start_s + lead_in + SHORTEST_S + DRAIN_S) + self._making_of(fixes)
 
-    def final_traffic(self, seconds: float) -> Traffic:
+    def final_traffic(self, seconds: float, started_s: float | None = None) -> Traffic:
         """Traffic of the final replay: all of it, or its slowest stretch such that :data:`WANTED_ROUNDS` rounds fit.
 
         :param seconds: for all rounds together.
+        :param started_s: seconds that both services took to start at once; ``None`` if they start one by one.
         """
-        fixed = self._start_s + lead_in_s(seconds) + DRAIN_S
+        start_s = self._start_s if started_s is None else started_s / 2
+        fixed = start_s + lead_in_s(seconds) + DRAIN_S
         wanted, most = (seconds / (2 * rounds) - fixed for rounds in (WANTED_ROUNDS, VARIES_FROM))
         return slowest_stretch(self.traffic, self.baseline, wanted, self._latency, most_s=most)

@@ -25,7 +25,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.optimize.configuration import Obstacle
-from latfix.runners.optimize.final_replay import Proof, prove
+from latfix.runners.optimize.final_replay import Proof, prove, start_at_once
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.predicted_configurations import Bounds, Goal, Planner, trusted
@@ -398,8 +398,13 @@ class Optimizer:
         bench.close()
         if not kept:
             return
-        seconds = min(_FINAL_SHARE * self._options.budget_s, bench.left_s())
-        traffic = bench.final_traffic(seconds)
+        seconds, began = min(_FINAL_SHARE * self._options.budget_s, bench.left_s()), time.monotonic()
+        before = bench.arm("before", self._first_settings, ())
+        after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
+        at_once = not bench.room.on_device
+        if at_once:  # how long that takes now decides how much traffic a round may replay
+            start_at_once(before, after)
+        traffic = bench.final_traffic(seconds, time.monotonic() - began if at_once else None)
         bounds = [] if traffic is self._traffic else [window_bounds(traffic)]
         outcome.predicted = _predicted(search, bounds, ())
         for begin, end in bounds:
@@ -409,21 +414,21 @@ class Optimizer:
             )
         # A cold fix acts on the first requests of a process: no lead-in may take their place.
         cold = {step.fix for step in kept} <= {fix.id for fix in FIXES if fix.cold}
-        after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
         replay = partial(
             prove,
             after=after,
             traffic=traffic,
             watch=self._watch,
             seed=self._options.seed,
-            at_once=not bench.room.on_device,
+            at_once=at_once,
             lead_in=None if cold else lead_in(self._traffic, bench.baseline, traffic, lead_in_s(seconds)),
         )
         unseen = [step for step in kept if not step.verified]
         seen: list[Mapping[str, Any]] = []
         proof = replay(
-            bench.arm("before", self._first_settings, ()),
+            before,
             out=new_folder(self._out / "final"),
+            began=began,
             left_s=bench.left_s,
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,

@@ -60,8 +60,10 @@ _LIKELY = 0.95
 _SHORTER_PROOF = 2 / 3
 #: A replay with at least this predicted gain over the current best, as a logarithm, may use
 _MUCH = 0.25
-#: this share of the time for the final replay.
+#: this share of the time for the final replay, if that leaves
 _FEWER_ROUNDS = 1 / 2
+#: so many rounds: fewer decide no difference, however large, beyond what a restart does.
+_LEAST_ROUNDS = 3
 #: If there was no time for any replay, a configuration with at most this predicted ratio goes to the final replay.
 _UNTRIED = 0.9
 
@@ -209,6 +211,9 @@ class Search:
             self._replay_predicted(self.planner)
             if self._measure_core_shares(self.planner, self.reserved_s() + self.bench.trial_s([])):
                 self._replay_predicted(self.planner)
+            if not self.best.choices and self._trials_left:
+                # There was no time to replay any: the final replay does, before what nobody predicts uses its time.
+                self._keep_untried(self.planner)
         self._replay_additions()
         if not self.best.choices:
             self._use_rest()
@@ -252,9 +257,11 @@ class Search:
         """Seconds of the budget that must remain when ways are measured before the replays."""
         left = self.bench.left_s()
         spare = max(left - self.reserved_s(), 0.0)
-        trials = spare - self.bench.trial_s(self._scored_fixes())
-        # If no trial fits, the best way goes to the final replay, and what is not measured cannot.
-        return left - (min(_MEASURING * spare, trials) if trials > 0 else spare)
+        scored = self._scored_fixes()
+        trials = spare - self.bench.trial_s(scored)
+        # If no trial fits, the best way is only scored before the final replay, and what is not measured cannot be.
+        most = min(_MEASURING * spare, trials) if trials > 0 else max(spare - self.bench.scoring_s(scored), 0.0)
+        return left - most
 
     def _measure_ways(self, planner: Planner, until: float) -> None:
         """Measure the ways that apply, combinations of them, then other worker/thread splits on top of the best one.
@@ -438,7 +445,7 @@ class Search:
 
     def _use_rest(self) -> None:
         """Nothing is kept, so the time of the final replay is free: let it test the most promising configuration."""
-        if self.most_trials is not None and len(self.trials) >= self.most_trials:
+        if not self._trials_left:
             return
         if self.planner is not None:
             self._keep_untried(self.planner)
@@ -742,18 +749,24 @@ class Search:
             )
         return self._contexts[key]
 
+    @property
+    def _trials_left(self) -> bool:
+        return self.most_trials is None or len(self.trials) < self.most_trials
+
     def _out_of_time(self, fixes: Sequence[Fix], promise: float = 0.0) -> str:
         """Why no further replay is possible; empty if one is.
 
         :param promise: predicted gain over the current best, as a logarithm.
         """
-        if self.most_trials is not None and len(self.trials) >= self.most_trials:
+        if not self._trials_left:
             return f"{BUDGET}all {self.most_trials} trials are used"
-        needed, left = self.bench.trial_s(fixes), self.bench.left_s() - self.reserved_s()
+        reserved = self.reserved_s()
+        needed, left = self.bench.trial_s(fixes), self.bench.left_s() - reserved
         if not self.best.choices:  # nothing to prove yet, and a shorter proof is better than none
-            left += self.reserved_s() * _SHORTER_PROOF
+            left += reserved * _SHORTER_PROOF
         elif promise >= _MUCH:
-            left += self.reserved_s() * _FEWER_ROUNDS
+            proof_s = max(reserved * _FEWER_ROUNDS, _LEAST_ROUNDS * self.bench.least_round_s(fixes))
+            left += max(reserved - proof_s, 0.0)
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
