@@ -8,8 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The default torch includes gigabytes of CUDA libraries; without a GPU, install the CPU build.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
-# Modules are compiled when imported; compiling all 13,000 would take longer than the download.
+# Compiling all 13,000 modules would take longer than the download: only those that every process imports are compiled,
+# also where Python is told not to (PYTHONDONTWRITEBYTECODE). Without that, each process starts two seconds later.
 PIP := --quiet --no-compile
+COMPILED := torch, torch._dynamo, torch.ao.quantization, torch.export, pandas, pyarrow.parquet, scipy.stats, \
+	scipy.optimize, matplotlib.pyplot, latfix.runners.replay.runner_main
 
 .PHONY: demo test test-all test-shared test-alone screenshots lint format results setup clean
 
@@ -20,6 +23,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP) $(TORCH)
 	$(BIN)/python -m pip install $(PIP) --editable '.[dev]'
+	$(BIN)/python -c 'import $(COMPILED)'
 	touch $@
 
 demo: setup
