@@ -11,7 +11,7 @@ from typing import Any
 
 from latfix.files.toml_reader import TomlFile
 from latfix.formatting import did_you_mean, shown
-from latfix.settings import Objective, RunnerSettings, rules_of
+from latfix.settings import RunnerSettings, rules_of
 
 
 def validate_settings(table: Mapping[str, Any], file: TomlFile, table_name: str) -> dict[str, Any]:
@@ -23,11 +23,6 @@ def validate_settings(table: Mapping[str, Any], file: TomlFile, table_name: str)
     :raises InputError: an unknown key (with the nearest known one), a wrong type, a value out of range.
     """
     return validate_table(table, RunnerSettings, file, table_name)
-
-
-def validate_objective(table: Mapping[str, Any], file: TomlFile, table_name: str = "objective") -> dict[str, Any]:
-    """Keyword arguments of ``Objective`` from a parsed TOML table; see :func:`validate_settings`."""
-    return validate_table(table, Objective, file, table_name)
 
 
 def validate_table(table: Mapping[str, Any], kind: type, file: TomlFile, table_name: str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from latfix.config.settings_tables import validate_objective, validate_settings, validate_table
+from latfix.config.settings_tables import validate_settings, validate_table
 from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
-from latfix.settings import number, whole
+from latfix.settings import Objective, number, whole
 
 #: Tables that a profile may change, and the keys of those without checks of their own.
 TABLES = ("workload", "runner", "objective", "traffic")
@@ -77,6 +77,6 @@ def _check(name: str, tables: Any, file: TomlFile) -> None:
         if table in _KEYS:
             file.check_keys(values, _KEYS[table], inner)
     validate_settings(tables.get("runner", {}), file, f"{here}.runner")
-    validate_objective(tables.get("objective", {}), file)
+    validate_table(tables.get("objective", {}), Objective, file, f"{here}.objective")
     replayed = {key: value for key, value in tables.get("traffic", {}).items() if key != "map"}
     validate_table(replayed, Replayed, file, f"{here}.traffic")

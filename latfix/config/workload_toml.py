@@ -11,7 +11,7 @@ from typing import Any
 from latfix.config.model_file_kind import MODEL_SUFFIXES, check_model_file, is_model_file
 from latfix.config.model_input_rules import InputRule, parse_inputs
 from latfix.config.model_output_rules import OutputRule, parse_outputs
-from latfix.config.settings_tables import validate_objective, validate_settings
+from latfix.config.settings_tables import validate_settings, validate_table
 from latfix.config.tensorrt_requirements import check_engine_runs
 from latfix.config.workload_profiles import overlaid
 from latfix.errors import InputError, input_error
@@ -21,7 +21,7 @@ from latfix.settings import Objective, RunnerSettings
 
 SPEC_FILE = "workload.toml"
 _TABLES = ("workload", "runner", "objective", "traffic", "inputs", "outputs", "profile")
-_ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*")
+_ENTRY = re.compile(r"[^\W\d][\w-]*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
         )
     parse_outputs(document.get("outputs", {}), file, of_file="model" in head)
     settings = validate_settings(document.get("runner", {}), file, "runner")
-    objective = validate_objective(document.get("objective", {}), file)
+    objective = validate_table(document.get("objective", {}), Objective, file, "objective")
     return WorkloadSpec(
         name=_text(head, "name", file, default=folder.resolve().name),
         folder=folder.resolve(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from latfix.config.settings_tables import validate_objective, validate_settings
+from latfix.config.settings_tables import validate_settings, validate_table
 from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.settings import Objective, RunnerSettings, rules_of
@@ -36,7 +36,7 @@ def test_values_are_ready_for_the_settings() -> None:
     settings = RunnerSettings().with_overrides(values)
     assert (settings.device, settings.max_batch_size, settings.env["OMP_WAIT_POLICY"]) == ("cuda:1", 8, "PASSIVE")
     assert isinstance(settings.batch_window_ms, float) and settings.batch_window_ms == 5.0
-    assert validate_objective({"percentile": 99.9, "slo_ms": 200}, TomlFile(FILE)) == {
+    assert validate_table({"percentile": 99.9, "slo_ms": 200}, Objective, TomlFile(FILE), "objective") == {
         "percentile": 99.9,
         "slo_ms": 200.0,
     }
@@ -121,7 +121,7 @@ def test_the_nearest_name_is_offered() -> None:
 )
 def test_a_wrong_objective_is_refused(table: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
-        validate_objective(table, TomlFile(FILE))
+        validate_table(table, Objective, TomlFile(FILE), "objective")
 
 
 def test_lines_of_tables_and_keys() -> None:

@@ -80,6 +80,7 @@ def test_a_profiles_speed_and_repetitions_multiply_with_options(folder: Path) ->
         (LARGE, "x", "expected one of large"),
         ("[profile.large.runner]\nworker = 2\n", "", "workload.toml:11: found unknown key"),
         ("[profile.large.runner]\nworkers = 0\n", "", "workers = 0"),
+        ("[profile.large.objective]\nslo = 2\n", "", ":11: found unknown key 'slo' in [profile.large.objective]"),
         ("[profile.large.model]\nname = 'a'\n", "", "model"),
         ("[profile]\nlarge = 3\n", "", "large = 3"),
         ("[profile.large]\nrunner = 3\n", "", "runner = 3"),

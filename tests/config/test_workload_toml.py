@@ -53,6 +53,12 @@ def test_everything_is_read(folder: Path) -> None:
     assert spec.traffic_map == {"tokens": "min(input_tokens / 16, 256)"}
 
 
+def test_names_in_any_language(folder: Path) -> None:
+    (folder / "modèle-2.py").touch()
+    (folder / "workload.toml").write_text(FULL.replace("adapter:Ranker", "modèle-2:Größe"), encoding="utf-8")
+    assert load_spec(str(folder)).entry == "modèle-2:Größe"
+
+
 def test_missing_keys_have_defaults(folder: Path) -> None:
     assert load_spec(str(folder / "workload.toml")) == load_spec(str(folder)), "the file itself may be named"
     (folder / "workload.toml").write_text('[workload]\nentry = "adapter:A"\ntraffic = "traffic.jsonl"\n')
