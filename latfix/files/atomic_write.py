@@ -15,13 +15,14 @@ def replacement(path: Path) -> Iterator[Path]:
     """Yields the name of a temporary file next to ``path``; at the end it is moved to ``path``.
 
     Its bytes are on disk before it is moved; it is removed if the block raises. A pipe or device receives the bytes
-    itself and is never replaced.
+    itself and is never replaced. Of a link, such as ``/dev/stdout``, the file that it names is replaced.
 
     :raises OSError: the file cannot be written or moved.
     """
     if is_device(path):
         yield path
         return
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         yield temporary

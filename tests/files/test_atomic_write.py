@@ -45,6 +45,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert json.loads(file.read_text()) == {"a": 1} and _names(tmp_path) == ["d.json"]
 
 
+@pytest.mark.parametrize("old", ["old", None], ids=["to a file", "to no file yet"])
+def test_a_link_stays_and_the_file_that_it_names_is_replaced(tmp_path: Path, old: str | None) -> None:
+    """As root, a replaced /dev/stdout would be gone for every other program too."""
+    file, link = tmp_path / "d.json", tmp_path / "stdout"
+    if old is not None:
+        file.write_text(old)
+    link.symlink_to(file)
+    write_text(link, "new")
+    assert link.is_symlink() and file.read_text() == "new" and sorted(_names(tmp_path)) == ["d.json", "stdout"]
+
+
 @pytest.mark.parametrize("path", ["missing/d.json", "."])
 def test_no_place_for_a_file(tmp_path: Path, path: str) -> None:
     with pytest.raises(OSError):
