@@ -8,6 +8,7 @@ import inspect
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from latfix.adapter_api import Workload
 from latfix.config.model_file_kind import is_model_file
@@ -34,26 +35,11 @@ def load_adapter(folder: Path, entry: str) -> Workload:
             f"{folder / 'workload.toml'}: found entry = {entry!r}, but there is no file {path}; expected "
             'entry = "FILE:CLASS" without .py, where FILE.py lies next to workload.toml'
         )
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    name = f"latfix_workload_{digest}_{module_name}"
-    module = sys.modules.get(name)
-    if module is None:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise InputError(f"{path}: Python cannot load this file as a module; expected a plain .py file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        if str(folder) not in sys.path:  # so that an adapter can import its neighbors
-            sys.path.insert(0, str(folder))
-        try:
-            spec.loader.exec_module(module)
-        except USER_ERRORS as error:
-            sys.modules.pop(name, None)
-            todo = f"; install it, or put it next to {path.name}" if isinstance(error, ImportError) else ""
-            raise RunnerError(f"{raised_at(path, error)}: importing it raised {describe(error)}{todo}") from error
+    module = _imported(path)
     kind = getattr(module, class_name, None)
     if kind is None:
-        known = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == name]
+        own = [(key, value) for key, value in vars(module).items() if isinstance(value, type)]
+        known = [key for key, value in own if value.__module__ == module.__name__]
         raise InputError(
             f"{path}: found no class {class_name!r}, which entry = {entry!r} names; expected one of "
             f"{', '.join(known) or 'its classes, but it has none'}"
@@ -74,6 +60,42 @@ def load_adapter(folder: Path, entry: str) -> Workload:
         raise RunnerError(f"{raised_at(path, error)}: {class_name}() raised {describe(error)}") from error
     adapter.folder = folder
     return adapter
+
+
+def _imported(path: Path) -> ModuleType:
+    """The file as a module, under a name that no other workload's file has."""
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"latfix_workload_{digest}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: Python cannot load this file as a module; expected a plain .py file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:  # so that an adapter can import its neighbors
+        sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except USER_ERRORS as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        todo = _import_advice(path, error) if isinstance(error, ImportError) else ""
+        raise RunnerError(f"{raised_at(path, error)}: importing it raised {describe(error)}{todo}") from error
+    return module
+
+
+def _import_advice(path: Path, error: ImportError) -> str:
+    """What to do about an import that failed, in the form of a further clause."""
+    if "relative import" in str(error):
+        return f"; {path.name} is in no package: import its neighbors by their names, without the dot"
+    name = (error.name or "").partition(".")[0]
+    neighbor = path.parent / f"{name}.py"
+    if neighbor.is_file():
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        another = loaded not in (None, str(neighbor))
+        return f"; Python has another module {name!r}: rename {neighbor.name}" if another else ""
+    return f"; install it, or put it next to {path.name}" if isinstance(error, ModuleNotFoundError) else ""
 
 
 def raised_at(path: Path, error: BaseException) -> str:

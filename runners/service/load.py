@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
 from collections.abc import Sequence
@@ -287,7 +288,7 @@ def load_module(adapter: Workload, device: str, notes: list[str] | None = None) 
 
     try:
         model = adapter.load(device)
-    except LatfixError:  # from a model file; the message is complete
+    except (LatfixError, KeyboardInterrupt):  # the message of a model file's error is complete
         raise
     except USER_ERRORS as error:
         where = raised_at(Path(inspect.getfile(type(adapter))), error)
@@ -295,7 +296,9 @@ def load_module(adapter: Workload, device: str, notes: list[str] | None = None) 
     if isinstance(model, torch.nn.Module):
         if notes is not None and (note := _on_training_mode(model)) and note not in notes:
             notes.append(note)
-        return model.eval()
+        with contextlib.suppress(NotImplementedError):  # a program of torch.export, whose mode is fixed
+            model.eval()  # not returned: an overridden train() may return nothing
+        return model
     if not callable(model):
         kind = type(model).__name__
         raise RunnerError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,62 @@ def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_wor
     service.load()
     outcomes = service.predict([Request(id=str(n), arrival_s=0.0, features={"n": n}) for n in (2, 4)])
     assert [outcome.output for outcome in outcomes] == [[1, 3], [1, 3, 6, 10]], [o.error for o in outcomes]
+
+
+EXPORTED = """class Frozen(torch.nn.Linear):
+    def train(self, mode=True):
+        super().train(mode)
+
+class Plain(Workload):
+    def load(self, device):
+        if MODEL == "overrides train":
+            return Frozen(4, 2)
+        rows = {"input": {0: torch.export.Dim("rows", min=1, max=8)}}
+        return torch.export.export(torch.nn.Linear(4, 2), (torch.ones(2, 4),), dynamic_shapes=rows).module()
+"""
+
+
+@pytest.mark.parametrize("model", ["overrides train", "exported"])
+def test_a_model_whose_mode_cannot_be_set_in_the_usual_way(
+    tmp_path: Path, write_workload: WriteWorkload, model: str
+) -> None:
+    source = NO_LINEAR.replace(
+        "class Plain(Workload):\n    def load(self, device):\n        return Matrix()\n", EXPORTED
+    )
+    service = Service(
+        write_workload(tmp_path / "w", adapter=f"MODEL = {model!r}{source}"), "adapter:Plain", settings()
+    )
+    service.load()
+    assert [outcome.error for outcome in service.predict([traffic().request(k) for k in range(3)])] == [""] * 3
+
+
+def test_an_import_that_fails_says_what_to_do(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    for k, (line, advice) in enumerate(
+        (
+            ("import no_such_package", "No module named 'no_such_package'; install it, or put it next to adapter.py"),
+            ("from .model import Model", "adapter.py is in no package: import its neighbors by their names"),
+            ("from statistics import scale", "Python has another module 'statistics': rename statistics.py"),
+            ("from torch import scale", r"cannot import name 'scale' from 'torch' \(.*\)$"),
+            ("from neighbor import scale", r"cannot import name 'scale' from 'neighbor' \(.*\)$"),
+        )
+    ):
+        folder = write_workload(tmp_path / str(k), adapter=f"{line}\n{NO_LINEAR}")
+        for name in ("statistics.py", "neighbor.py"):
+            (folder / name).touch()
+        with pytest.raises(RunnerError, match=advice):
+            load_models(folder, "adapter:Plain", settings())
+        sys.modules.pop("neighbor", None)
+        sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize("place", ["        return Matrix()", "class Plain"], ids=["load", "import"])
+def test_a_program_that_loads_a_model_can_be_interrupted(
+    tmp_path: Path, write_workload: WriteWorkload, place: str
+) -> None:
+    indent = place[: -len(place.lstrip())]
+    source = NO_LINEAR.replace(place, f"{indent}raise KeyboardInterrupt\n{place}")
+    with pytest.raises(KeyboardInterrupt):
+        load_models(write_workload(tmp_path / "w", adapter=source), "adapter:Plain", settings())
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
