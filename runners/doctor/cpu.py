@@ -194,7 +194,7 @@ def _steal(system: System) -> Finding:
 
 
 def _load(system: System) -> Finding:
-    waiting = system.pressure("/proc/pressure/cpu", "some")
+    waiting = system.pressure("/proc/pressure/cpu")
     if waiting is None:
         words = (system.text("/proc/loadavg") or "").split()
         if words:

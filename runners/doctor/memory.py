@@ -52,7 +52,7 @@ def _room(system: System) -> Finding:
 
 
 def _pressure(system: System) -> Finding:
-    waiting = system.pressure("/proc/pressure/memory", "some")
+    waiting = system.pressure("/proc/pressure/memory")
     if waiting is None:
         return unknown(
             "memory.pressure", "the kernel does not report memory pressure (the boot option psi=1 turns it on)"

@@ -39,12 +39,12 @@ class System:
                 values[parts[0]] = value
         return values
 
-    def pressure(self, path: str, kind: str) -> float | None:
-        """Share of the last minute in which ``some`` or ``full`` tasks waited (pressure stall information)."""
+    def pressure(self, path: str) -> float | None:
+        """Share of the last minute in which some task waited (pressure stall information)."""
         for line in (self.text(path) or "").splitlines():
             name, *pairs = line.split()
             values = dict(pair.partition("=")[::2] for pair in pairs)
-            if name == kind:
+            if name == "some":
                 try:
                     return float(values["avg60"]) / 100
                 except (KeyError, ValueError):

@@ -219,7 +219,7 @@ def replay_into(
 
 def waited_before() -> float | None:
     """Share of the last minute in which a runnable task waited for a core; ``None`` if the kernel keeps none."""
-    return System().pressure("/proc/pressure/cpu", "some")
+    return System().pressure("/proc/pressure/cpu")
 
 
 def _neighbors(pid: int | None, meta: RunMeta) -> NeighborWatch:
