@@ -102,6 +102,10 @@ class BatchWatchdog:
         idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
         work: list[Stuck] = []
         patient_s = max(self._limit_s, STALL_S)
+        settings = self._engine.settings
+        # With continuous batching, a batch's worker is one of the places of a worker.
+        stepping = settings.batching == "continuous"
+        places = settings.max_batch_size if stepping else 1
 
         def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, limit_s: float) -> None:
             stack, compiling = _stack(frames.get(idents.get(native_id) or 0))
@@ -120,13 +124,13 @@ class BatchWatchdog:
         with running_frames() as frames:
             for batch in self._recorder.open_batches(begun_before_ns):
                 what = f"batch {batch.batch_id} of {batch.size} request{'' if batch.size == 1 else 's'}"
-                native_id = threads["worker"][batch.worker % len(threads["worker"])]
+                number = batch.worker // places
                 limit_s = self._limit_s
-                if batch.first_of_worker or self._engine.settings.batching == "continuous":
+                if batch.first_of_worker or stepping:
                     limit_s = patient_s
                 elif batch.first_of_shape:
                     limit_s = self._new_shape_limit_s()
-                add(what, f"worker {batch.worker}", native_id, batch.batch_id, batch.since_ns, limit_s)
+                add(what, f"worker {number}", threads["worker"][number], batch.batch_id, batch.since_ns, limit_s)
             for index, k, since_ns in self._recorder.open_prepares(begun_before_ns):
                 what = f"prepare of request {index}"
                 add(what, f"prepare thread {k}", threads["prepare"][k], -1, since_ns, self._limit_s)

@@ -88,16 +88,18 @@ def default_folder(workload: str, command: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     base = Path("latfix-runs") / f"{_plain(workload)}-{command}-{stamp}"
     path, k = base, 1
-    while True:
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:  # a check first would let two runs in the same second pick the same name
-            k += 1
-            path = base.with_name(f"{base.name}-{k}")
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        else:
-            return path
+    try:
+        base.parent.mkdir(exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+            except FileExistsError:  # a check first would let two runs in the same second pick the same name
+                k += 1
+                path = base.with_name(f"{base.name}-{k}")
+            else:
+                return path
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def new_folder(path: Path) -> Path:
@@ -204,7 +206,10 @@ def replay_into(
     folder.update(**{key: value for key, value in outcome.items() if key not in ("event", "do")})
     if folder.meta.t0_ns is not None and (folder.path / SEGMENTS).is_dir():
         folder.update(probes={**folder.meta.probes, "neighbors": LINE})
-        neighbors.write(folder.path, folder.meta.t0_ns)
+        try:
+            neighbors.write(folder.path, folder.meta.t0_ns)
+        except OSError as error:
+            raise _disk_error(folder.path, error) from error
     record = _close(folder)
     if interrupted:
         raise Interrupted(record)

@@ -206,6 +206,8 @@ def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None
 
 
 def _disk_words(error: OSError) -> str:
+    if error.strerror is None:  # not of a file: a library that cannot be loaded
+        return f"the runner failed: {describe(error)}"
     where = f"{error.filename}: " if error.filename else ""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     todo = "free space and run again" if full else "check it and run again"

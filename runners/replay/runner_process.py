@@ -183,7 +183,8 @@ class RunnerProcess:
                     continue
                 if message["event"] == "failed":
                     raise self._failure(message)
-                if message["event"] == "status" and self._hang_limit_s:  # now follows four times a second
+                # From now on one follows four times a second.
+                if message["event"] == "status" and self._hang_limit_s and timeout_s is None:
                     quiet_limit = beating = max(self._hang_limit_s, STALL_S)
                 if on_event is not None:
                     on_event(message)

@@ -99,6 +99,17 @@ def test_a_hang_in_a_new_shape_when_nearly_every_shape_is_new(
         assert fresh is not None and f"worker 0 has been in batch {stuck} of 3 requests" in fresh.words
 
 
+def test_a_place_of_continuous_batching_is_reported_with_its_workers_thread(hanging: threading.Thread) -> None:
+    recorder = StageRecorder(8)
+    recorder.batch_values(recorder.new_batch(), {"worker": 6, "size": 1, "close_ns": _ago(400)})
+    ids = {"worker": [threading.get_native_id(), hanging.native_id], "prepare": []}
+    settings = RunnerSettings(batching="continuous", max_batch_size=4, workers=2)
+    engine: Any = SimpleNamespace(thread_ids=lambda: ids, settings=settings, events=EventLog())
+    fresh, _ = BatchWatchdog(engine, recorder, 60.0).look()
+    assert fresh is not None and (fresh.thread, fresh.native_id) == ("worker 1", hanging.native_id)
+    assert any("forward_that_hangs" in line for line in fresh.stack)
+
+
 def test_a_prepare_that_hangs(hanging: threading.Thread) -> None:
     recorder = StageRecorder(8)
     recorder.handed[5] = recorder.prepare_start[5] = _ago(90)

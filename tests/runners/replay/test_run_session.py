@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from latfix.config.workload_toml import load_spec
-from latfix.errors import InputError
+from latfix.errors import InputError, LatfixError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import folder_lock as claims
 from latfix.runners.replay.run_session import (
@@ -25,6 +26,7 @@ from latfix.runners.replay.run_session import (
     open_folder,
     prepare_folder,
     reopen_folder,
+    replay_into,
 )
 from latfix.traffic.schedule import Traffic
 
@@ -96,9 +98,15 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkey
     assert all(isinstance(folder, Path) and folder.is_dir() for folder in found)
 
 
-def test_a_default_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("there", ["a file", "a link to a disk that is gone"])
+def test_a_default_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "latfix-runs").write_text("in the way")
+    if there == "a file":
+        (tmp_path / "latfix-runs").touch()
+    else:
+        (tmp_path / "latfix-runs").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"latfix-runs.*cannot write there"):
         default_folder("w", "diagnose")
 
@@ -114,6 +122,17 @@ def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: ob
         prepare_folder(folder, replay)
 
     assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
+
+
+def test_a_disk_that_is_full_after_the_replay_is_one_line(tmp_path: Path, write_workload: object) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+    replay = Replay(spec=spec, traffic=Traffic.plain(np.arange(3, dtype=np.int64)), settings=spec.settings)
+    folder = prepare_folder(tmp_path / "run", replay)
+    (folder.path / "segments" / "samples.jsonl").symlink_to("/dev/full")
+    process = mock.Mock(pid=1, ready={"machine": {}, "load_s": 0.1, "device": "cpu"})
+    process.replay.return_value = {"state": "complete", "t0_ns": 1}
+    with pytest.raises(LatfixError, match=r"could not be written \(No space left .* recorded is kept; free space"):
+        replay_into(process, folder)
 
 
 def test_a_window_of_a_killed_search_is_not_overwritten(tmp_path: Path) -> None:

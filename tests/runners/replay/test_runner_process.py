@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from latfix.cli.shared.options import TrafficOptions, load_traffic
 from latfix.config.workload_toml import load_spec
 from latfix.errors import RunnerError
+from latfix.runners.replay import runner_main, runner_process
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
 from latfix.runners.replay.run_session import Replay, prepare_folder, run
 from latfix.runners.replay.runner_process import RunnerProcess
@@ -151,6 +155,22 @@ def test_the_end_of_an_abandoned_command_is_skipped(tmp_path: Path) -> None:
     assert [event["event"] for event in events] == ["status"]
 
 
+def test_a_late_status_does_not_prolong_the_wait_after_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
+    read, write = os.pipe()
+    process._reader, process._process = LineReader(read), mock.Mock(poll=lambda: None)
+    process._unread.append({"event": "status", "done": 1})
+    seconds = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(runner_process, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(runner_process, "_LOOK_S", 0.0)
+    with pytest.raises(RunnerError, match="no message for 15 s"):
+        process.wait_for_end()
+    os.close(read)
+    os.close(write)
+
+
 @pytest.mark.slow
 def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, write_workload: WriteWorkload) -> None:
     # GIVEN a replay of a quarter of an hour
@@ -189,6 +209,12 @@ def test_a_process_that_cannot_be_started(
         pytest.raises(RunnerError, match=reason),
     ):
         process.start()
+
+
+def test_a_library_that_cannot_be_loaded_is_no_fault_of_the_record() -> None:
+    library = OSError("libcublas.so.12: cannot open shared object file")
+    assert runner_main._disk_words(library) == f"the runner failed: OSError: {library}"
+    assert "free space" in runner_main._disk_words(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def test_a_runner_imports_no_module_that_decides() -> None:
