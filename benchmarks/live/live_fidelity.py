@@ -58,7 +58,7 @@ class Round:
 
 def _send(due: npt.NDArray[np.int64], hand_over: Callable[[int], None]) -> None:
     """Replay on a separate thread, because its timer setting would be inherited by threads it starts."""
-    sender = threading.Thread(target=replay, args=(due.tolist(), hand_over, threading.Event()), name="sender")
+    sender = threading.Thread(target=replay, args=(due.tolist(), hand_over), name="sender")
     sender.start()
     sender.join()
 

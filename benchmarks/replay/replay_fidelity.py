@@ -172,7 +172,7 @@ def own_thread(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
     cpu = time.process_time_ns()
     with _served(engine):
         engine.recorder.scheduled_ns[:] = due = schedule(rate, seconds, seed)
-        replay(due.tolist(), engine.submit, threading.Event())
+        replay(due.tolist(), engine.submit)
     return Sent(np.asarray(engine.recorder.handed, dtype=np.int64) - due, (time.process_time_ns() - cpu) / count)
 
 

@@ -6,39 +6,16 @@ import contextlib
 import ctypes
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 #: The last part of a wait spins, because a sleeping thread wakes late, and later the longer it slept. Spinning uses a
 #: core, so it is limited to a hundredth of the wait, within these bounds.
 LEAST_SPIN_NS = 40_000
 MOST_SPIN_NS = 250_000
-#: Longest sleep without checking if the replay is to stop.
+#: Longest wait without a beat.
 _LONGEST_SLEEP_NS = 100_000_000
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
-
-
-class Clock(Protocol):
-    """The clock that the replayer reads and sleeps by; tests bring simulated time."""
-
-    def ns(self) -> int:
-        """Monotonic nanoseconds."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Sleep for at least so long."""
-
-    def wait(self, event: threading.Event, seconds: float, /) -> bool:
-        """Wait for the event at most so long; True if it is set."""
-
-
-class MachineClock(Clock):
-    """``time.perf_counter_ns``, the clock of all stamps in a record."""
-
-    ns = staticmethod(time.perf_counter_ns)
-    sleep = staticmethod(time.sleep)
-    wait = staticmethod(threading.Event.wait)
 
 
 @contextlib.contextmanager
@@ -80,44 +57,31 @@ def give_priority_back() -> None:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def wait_until(t_ns: int, clock: Clock) -> int:
-    """Return at ``t_ns`` of the clock: sleep most of the time, spin for the rest.
-
-    :returns: the clock's time at the return, never before ``t_ns``.
-    """
-    read = clock.ns
-    now = read()
-    spin_ns = min(max((t_ns - now) // 100, LEAST_SPIN_NS), MOST_SPIN_NS)
-    while (remaining := t_ns - now - spin_ns) > 0:
-        clock.sleep(remaining / 1e9)
-        now = read()
-    while now < t_ns:
-        now = read()
-    return now
-
-
 def replay(
     scheduled_ns: Sequence[int],
     hand_over: Callable[[int], None],
-    stop: threading.Event,
-    clock: Clock | None = None,
-) -> int:
+    *,
+    beat: Callable[[], None] = lambda: None,
+    clock: Callable[[], int] = time.perf_counter_ns,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Call ``hand_over(k)`` at ``scheduled_ns[k]`` (absolute) for each k in turn.
 
     A late call is made at once and does not shift the schedule; the caller records the lateness.
 
-    :param stop: checked while waiting; ends the replay when set.
-    :param clock: the machine's by default.
-    :returns: the number of requests handed over.
+    :param beat: called again and again during long waits.
+    :param clock: monotonic nanoseconds, by default the clock of all stamps in a record.
     """
-    clock = clock or MachineClock()
     with sharp_timer():
         for k, due in enumerate(scheduled_ns):
-            while due - clock.ns() > _LONGEST_SLEEP_NS:
-                if clock.wait(stop, _LONGEST_SLEEP_NS / 2e9):
-                    return k
-            if stop.is_set():
-                return k
-            wait_until(due, clock)
+            while due - clock() > _LONGEST_SLEEP_NS:
+                beat()
+                sleep(_LONGEST_SLEEP_NS / 2e9)
+            now = clock()
+            spin_ns = min(max((due - now) // 100, LEAST_SPIN_NS), MOST_SPIN_NS)
+            while (remaining := due - now - spin_ns) > 0:
+                sleep(remaining / 1e9)
+                now = clock()
+            while now < due:
+                now = clock()
             hand_over(k)
-    return len(scheduled_ns)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latfix.errors import RunnerError
-from latfix.runners.replay.open_loop import MachineClock, replay, take_priority
+from latfix.runners.replay.open_loop import replay, take_priority
 from latfix.runners.replay.pipe_protocol import die_with_parent
 
 if TYPE_CHECKING:  # this process does not need numpy
@@ -147,19 +147,6 @@ def _shared_memory(stack: contextlib.ExitStack, size: int) -> int:
     return fd
 
 
-class _BeatingClock(MachineClock):
-    """Wakes the service during long waits too, so that it can check if it is to stop."""
-
-    def __init__(self, cpu: memoryview) -> None:
-        self._cpu = cpu
-
-    def wait(self, event: threading.Event, seconds: float, /) -> bool:  # type: ignore[override]
-        """Like the machine's clock, after a wake-up."""
-        self._cpu[0] = time.thread_time_ns()
-        _wake()
-        return event.wait(seconds)
-
-
 def _wake() -> None:
     with contextlib.suppress(BlockingIOError):  # full: the reader has not read earlier wake-ups either
         os.write(1, b".")
@@ -178,13 +165,18 @@ def main() -> int:
         arrived[k] = clock()
         _wake()
 
+    def beat() -> None:
+        """Wake the service, so that it can check if it is to stop."""
+        cpu[0] = time.thread_time_ns()
+        _wake()
+
     os.set_blocking(1, False)
     line = take_priority()
     os.write(1, f"{line}, a process of its own\n".encode())
     if not os.read(0, 1):
         return 0
     began = time.thread_time_ns()
-    replay(shared[:requests].tolist(), hand_over, threading.Event(), _BeatingClock(cpu))
+    replay(shared[:requests].tolist(), hand_over, beat=beat)
     cpu[0] = time.thread_time_ns() - began
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,11 +20,11 @@ from latfix.runners.replay.open_loop import LEAST_SPIN_NS, replay
 class SimulatedClock:
     """Moves only by readings and sleeps.
 
-    :param late_ns: how much a sleep oversleeps; ``stop_ns`` when the awaited event is set.
+    :param late_ns: how much a sleep oversleeps.
     """
 
-    def __init__(self, late_ns: int = 0, stop_ns: int = 1 << 62) -> None:
-        self.now, self.late_ns, self.stop_ns = 0, late_ns, stop_ns
+    def __init__(self, late_ns: int = 0) -> None:
+        self.now, self.late_ns = 0, late_ns
 
     def ns(self) -> int:
         self.now += 50  # cost of a reading
@@ -33,12 +32,6 @@ class SimulatedClock:
 
     def sleep(self, seconds: float, /) -> None:
         self.now += round(seconds * 1e9) + self.late_ns
-
-    def wait(self, event: threading.Event, seconds: float, /) -> bool:
-        self.sleep(seconds)
-        if self.now >= self.stop_ns:
-            event.set()
-        return event.is_set()
 
 
 @given(
@@ -55,7 +48,7 @@ def test_calls_are_in_order_never_early_and_late_ones_immediate(gaps: list[int],
         at.append(clock.now)
         clock.now += takes
 
-    assert replay(scheduled, hand_over, threading.Event(), clock) == len(gaps)
+    replay(scheduled, hand_over, clock=clock.ns, sleep=clock.sleep)
     returned = 0
     for began, due in zip(at, scheduled, strict=True):
         ready = max(due, returned)
@@ -67,19 +60,15 @@ def test_calls_are_in_order_never_early_and_late_ones_immediate(gaps: list[int],
 def test_the_machines_clock_is_never_early_either() -> None:
     scheduled = (time.perf_counter_ns() + np.arange(1, 60, dtype=np.int64) * 500_000).tolist()
     calls: list[tuple[int, int]] = []
-    assert replay(scheduled, lambda k: calls.append((k, time.perf_counter_ns())), threading.Event()) == 59
+    replay(scheduled, lambda k: calls.append((k, time.perf_counter_ns())))
     assert [k for k, _ in calls] == list(range(59))
     assert all(at >= due for (_, at), due in zip(calls, scheduled, strict=True))
 
 
-def test_stop_ends_a_long_wait() -> None:
-    clock = SimulatedClock(stop_ns=5 * 10**9)
-    assert replay([0, 3600 * 10**9], lambda _: None, threading.Event(), clock) == 1
-    assert 5 * 10**9 <= clock.now < 5.2 * 10**9
-    stop = threading.Event()
-    threading.Timer(0.05, stop.set).start()
-    assert replay([0, 1 << 62], lambda _: None, stop) == 1, "also on the machine's clock"
-    assert replay([0] * 5, lambda _: pytest.fail("sent"), stop) == 0, "nothing is sent after the stop"
+def test_a_long_wait_beats() -> None:
+    clock, beats = SimulatedClock(), list[int]()
+    replay([0, 10**9], lambda _: None, beat=lambda: beats.append(clock.now), clock=clock.ns, sleep=clock.sleep)
+    assert len(beats) > 9 and max(np.diff(beats)) <= 10**8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")
@@ -97,7 +86,7 @@ def test_the_timers_slack_is_given_back(fails: bool) -> None:
 
     before = slack()
     with contextlib.suppress(RuntimeError):
-        replay([0], hand_over, threading.Event())
+        replay([0], hand_over)
     assert during == [1] and slack() == before != 1
 
 
