@@ -36,8 +36,12 @@ class HostHeap:
         self._releasing = _mallinfo2(ctypes.CDLL)
 
     @property
-    def available(self) -> bool:
-        return self._releasing is not None
+    def reader(self) -> Callable[[], Reading] | None:
+        """For the sampler; ``None`` if the C library does not report its heap.
+
+        It reads a heap with many free chunks seldom, and returns nothing in between.
+        """
+        return self._poll if self._releasing is not None else None
 
     @property
     def quick(self) -> bool:
@@ -49,8 +53,7 @@ class HostHeap:
         info = self._read(self._short)
         return (info.arena, info.hblkhd, info.fordblks)
 
-    def poll(self) -> Reading:
-        """A reading for the sampler; empty during the pause after a long one."""
+    def _poll(self) -> Reading:
         if time.perf_counter_ns() < self._rested_ns:
             return {}
         start = time.thread_time_ns()
@@ -81,12 +84,3 @@ def _mallinfo2(kind: type[ctypes.CDLL]) -> Any:
     function.restype = _Mallinfo2
     function.argtypes = ()
     return function
-
-
-def host_heap_reader(heap: HostHeap | None = None) -> Callable[[], Reading] | None:
-    """A reader of glibc's heap for the sampler; ``None`` if the C library does not report it.
-
-    It reads a heap with many free chunks seldom, and returns nothing in between.
-    """
-    heap = heap or HostHeap()
-    return heap.poll if heap.available else None

@@ -137,15 +137,15 @@ class ProcessMemory:
     private writable mappings. The kernel batches the count of resident pages by core, so small changes mean nothing.
     Unreadable values are zero, and the heap's while reading it is slow.
 
-    :param heap: the C library's heap.
+    :ivar heap: the C library's heap.
     :ivar latest: the last reading of any thread.
     :ivar reads: number of readings, for their cost.
     """
 
     __slots__ = ("_file", "_watched", "heap", "latest", "reads")
 
-    def __init__(self, heap: HostHeap | None = None) -> None:
-        self.heap = heap or HostHeap()
+    def __init__(self) -> None:
+        self.heap = HostHeap()
         self.reads = 0
         self._watched = 0  # further units that begin with a reading
         self._file = LockHeldFile("/proc/self/statm")

@@ -24,7 +24,6 @@ from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
 from latfix.profilers.probes.control_groups import cgroup_reader, neighbor_reader
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
-from latfix.profilers.probes.heap_readers import host_heap_reader
 from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.sampler import (
@@ -303,7 +302,7 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
             "neighbor-groups: no control group with a quota is visible next to this one",
         ),
         ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
-        ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
+        ("malloc", engine.memory.heap.reader, 0.5, "malloc: no mallinfo2 in this C library"),
     ):
         probes += _probe(name, reader, period, missing, lines)
     return probes

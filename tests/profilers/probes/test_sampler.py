@@ -20,7 +20,7 @@ from latfix.profilers.calibration.microbenchmarks import MEASURES, unit_costs
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes import heap_readers as allocator
 from latfix.profilers.probes.control_groups import cgroup_reader
-from latfix.profilers.probes.heap_readers import HostHeap, host_heap_reader
+from latfix.profilers.probes.heap_readers import HostHeap
 from latfix.profilers.probes.sampler import (
     Probe,
     Sampler,
@@ -158,9 +158,9 @@ def test_available_readers_return_numbers(make: Any) -> None:
 
 _ALLOCATED = """
 import torch
-from latfix.profilers.probes.heap_readers import host_heap_reader
+from latfix.profilers.probes.heap_readers import HostHeap
 
-read = host_heap_reader()
+read = HostHeap().reader
 if read is not None:
     before = read()
     held = [torch.zeros(16_384) for _ in range(64)]
@@ -180,7 +180,7 @@ def test_the_heap_grows_with_what_is_allocated() -> None:
 def test_a_fragmented_heap_is_read_seldom_and_not_for_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_LONG_NS", 0)  # independent of the machine's speed
     heap = HostHeap()
-    read = host_heap_reader(heap)
+    read = heap.reader
     if read is None:
         pytest.skip("this C library has no mallinfo2")
     blocks = [bytearray(3_000) for _ in range(40_000)]
