@@ -101,7 +101,7 @@ def count(value: object) -> str:
 
 def counted(number: int, what: str) -> str:
     """``1 fault``, ``4,476 faults``, ``2 batches``."""
-    ending = "" if number == 1 else "es" if what.endswith(("h", "x")) else "s"
+    ending = "" if number == 1 else "es" if what.endswith(("h", "s", "x")) else "s"
     return f"{count(number)} {what}{ending}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from latfix.formatting import counted
 from latfix.profilers.allocator_lab.arena_policies import BestFit, Buddy, SizeClasses
 from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory, Policy
@@ -125,10 +126,10 @@ def answer(results: Sequence[PolicyResult], recorded: Mapping[str, int] | None =
         if not stalled:
             return f"{first.policy}: no allocation stalls or fails."
         return (
-            f"{first.policy}: no allocation stalls or fails in the model, but {_many(stalled, 'did', '')} in the "
+            f"{first.policy}: no allocation stalls or fails in the model, but {stalled:,} did in the "
             "recording: the process had less memory than --capacity."
         )
-    text = f"{first.policy}: {_many(first.retries, 'stall')}, {_many(first.failed, 'failure')}"
+    text = f"{first.policy}: {counted(first.retries, 'stall')}, {counted(first.failed, 'failure')}"
     if first.failed:
         text += f" ({first.failed_fragmented} of them with enough memory free in total)"
     settings = sorted((result for result in others if result.setting), key=_cost)
@@ -143,7 +144,7 @@ def answer(results: Sequence[PolicyResult], recorded: Mapping[str, int] | None =
 def _remaining(result: PolicyResult) -> str:
     """The failures and stalls of a policy, in words."""
     counts = ((result.failed, "failure"), (result.retries, "stall"))
-    return " and ".join(_many(number, word) for number, word in counts if number) or "none"
+    return " and ".join(counted(number, word) for number, word in counts if number) or "none"
 
 
 def _cost(result: PolicyResult) -> tuple[int, int, int, int]:
@@ -155,10 +156,6 @@ def _figures(first: PolicyResult, best: PolicyResult) -> str:
     calls = [each.device_allocs + each.device_frees for each in (first, best)]
     held = [each.peak_reserved / 2**20 for each in (first, best)]
     return f"device calls {calls[0]:,} -> {calls[1]:,}, held at most {held[0]:,.0f} -> {held[1]:,.0f} MiB"
-
-
-def _many(number: int, word: str, more: str = "s") -> str:
-    return f"{number:,} {word}{'' if number == 1 else more}"
 
 
 #: Settings to compare with the current ones. ``garbage_collection_threshold`` acts only with a limit, which another
@@ -179,7 +176,7 @@ class Choice:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def choose(trace: AllocationTrace, capacity: int, standing: str = "", tried: Sequence[str] = TRIED) -> Choice:
+def choose(trace: AllocationTrace, capacity: int, standing: str = "") -> Choice:
     """Replay a history through the current setting and through others added to it, and choose the best.
 
     They are compared by failures, stalls, device calls and memory held, in this order. A setting must reduce failures
@@ -188,7 +185,7 @@ def choose(trace: AllocationTrace, capacity: int, standing: str = "", tried: Seq
     :param capacity: bytes that the process could have.
     :param standing: the modelled settings with which the history was recorded.
     """
-    names = (standing, *(f"{standing},{name}" if standing else name for name in tried if name != standing))
+    names = (standing, *(f"{standing},{name}" if standing else name for name in TRIED if name != standing))
     results: list[PolicyResult] = compare(trace, capacity, names)
     best = min(results[1:], key=_cost, default=results[0])
     better = _cost(best)[:2] < _cost(results[0])[:2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from latfix.formatting import counted
 from latfix.profilers.gpu.nvml import CLOCK_REASONS
 from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused
 from latfix.results.doctor_finding import Finding
@@ -62,7 +63,7 @@ def gpu(
 
 
 def _no_driver(nodes: list[str], error: NvmlRefused) -> Finding:
-    seen = _plural(len(nodes), "device file") if nodes else "torch finds a device"
+    seen = counted(len(nodes), "device file") if nodes else "torch finds a device"
     return costs(
         "gpu.nvml",
         f"{seen}, but NVML does not respond: {error}",
@@ -77,7 +78,7 @@ def _software(calls: NvmlCalls, torch: Mapping[str, Any], count: int) -> Iterato
     newest = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) and number else ""
     up_to = f", up to CUDA {newest}" if newest else ""
     built = torch.get("built_for_cuda")
-    found = f"{_plural(count, 'device')}, driver {driver}{up_to}; " + (
+    found = f"{counted(count, 'device')}, driver {driver}{up_to}; " + (
         f"torch built for CUDA {built}" if built else ""
     )
     if "error" in torch:
@@ -253,7 +254,7 @@ def _other_processes(calls: NvmlCalls, device: int, name: str, pid: int | None) 
     )
     yield costs(
         "gpu.processes",
-        f"{name}: used by {_plural(len(others), 'other process')}: {listed}",
+        f"{name}: used by {counted(len(others), 'other process')}: {listed}",
         "kernels of several processes take turns: each waits up to a time slice for the others",
         "stop them, give each a device of its own (CUDA_VISIBLE_DEVICES), or divide the device (MIG, MPS)",
         causes=("gpu.contention",),
@@ -288,11 +289,6 @@ def _query(calls: NvmlCalls, function: str, *arguments: int) -> Any:
         return calls.ask(function, *arguments)
     except NvmlRefused:
         return None
-
-
-def _plural(number: int, what: str) -> str:
-    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
-    return f"{number} {what}{ending}"
 
 
 def _version(text: str) -> tuple[int, ...]:

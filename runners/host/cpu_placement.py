@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from latfix.formatting import counted
 from latfix.runners.host.cpu_topology import Cores, Domain, Topology, cores_text, read_topology
 from latfix.settings import Pinning, RunnerSettings
 
@@ -66,7 +67,7 @@ def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> 
     """
     count = len(topology.physical)
     if count < 2 or workers > count:
-        obstacle = f"{workers} worker(s) on {count} core(s): a worker cannot have a core to itself"
+        obstacle = f"{counted(workers, 'worker')} on {counted(count, 'core')}: a worker cannot have a core to itself"
         return _nowhere(workers, prepare, obstacle)
     each = (count - 1) // workers if count > workers else 1
     if threads:

@@ -84,8 +84,8 @@ def test_a_worker_lies_within_one_cache_where_it_fits() -> None:
 @pytest.mark.parametrize(
     ("workers", "cores", "expected"),
     [
-        (3, (0, 1), "3 worker(s) on 2 core(s)"),
-        (1, (0,), "1 worker(s) on 1 core(s)"),
+        (3, (0, 1), "3 workers on 2 cores"),
+        (1, (0,), "1 worker on 1 core"),
         (1, None, "this system has no processor affinity"),
     ],
 )
@@ -150,7 +150,7 @@ def test_an_impossible_placement_is_noted_once(calls: list[tuple[str, object]]) 
     places = Places(RunnerSettings(pin="workers", workers=3), topology((0, 1)))
     places.worker(0), places.worker(1)
     assert calls == []
-    assert places.notes == ["pin = workers: 3 worker(s) on 2 core(s): a worker cannot have a core to itself"]
+    assert places.notes == ["pin = workers: 3 workers on 2 cores: a worker cannot have a core to itself"]
 
 
 def test_a_refused_placement_is_noted_and_the_thread_continues(monkeypatch: pytest.MonkeyPatch) -> None:

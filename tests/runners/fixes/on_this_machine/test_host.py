@@ -178,7 +178,7 @@ def test_a_worker_gets_cores_and_no_more_threads_than_those(make_record: Make, m
     # A user who keeps operators to one thread (OMP_NUM_THREADS=1) does not get three by being pinned.
     assert PIN.change(make_context(make_record(torch_threads=1), BUSY)) == {"pin": "workers"}
     assert "pin = workers already" in PIN.obstacle(make_context(make_record(), BUSY, pin="workers"))
-    assert "5 worker(s) on 4 core(s)" in PIN.obstacle(make_context(make_record(), BUSY, workers=5))
+    assert "5 workers on 4 cores" in PIN.obstacle(make_context(make_record(), BUSY, workers=5))
 
 
 def test_among_busy_neighbors_a_worker_must_be_able_to_move(

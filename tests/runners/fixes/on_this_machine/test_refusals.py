@@ -111,7 +111,7 @@ print(json.dumps([read_topology().cores, places.placement.workers, places.notes,
 """
     )
     assert cores == allowed == [core] and workers == [[]]
-    assert notes == ["pin = workers: 1 worker(s) on 1 core(s): a worker cannot have a core to itself"]
+    assert notes == ["pin = workers: 1 worker on 1 core: a worker cannot have a core to itself"]
 
 
 def test_cores_that_were_taken_away_are_told() -> None:
