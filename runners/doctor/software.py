@@ -20,13 +20,12 @@ class Part:
     """An optional package.
 
     :param name: last part of the finding's id.
-    :param module: the name to import; ``package``: the name to install, part of latfix's extra ``extra``.
+    :param package: the name to install, part of latfix's extra ``extra``.
     :param gives: what needs it.
     :param needs_gpu: checked only on a machine with a GPU.
     """
 
     name: str
-    module: str
     package: str
     extra: str
     gives: str
@@ -36,11 +35,11 @@ class Part:
 _CONVERSION = "conversion to ONNX, the first step of fuse.onnxruntime and fuse.openvino"
 _REDUCED = "quantize.int8_dynamic and quantize.fp8_dynamic on a GPU"
 PARTS = (
-    Part("onnxruntime", "onnxruntime", "onnxruntime", "onnx", "fuse.onnxruntime and .onnx model files"),
-    Part("onnx", "onnxscript", "onnxscript", "onnx", _CONVERSION),
-    Part("openvino", "openvino", "openvino", "openvino", "fuse.openvino"),
-    Part("torchao", "torchao", "torchao", "quantization", _REDUCED, needs_gpu=True),
-    Part("tensorrt", "torch_tensorrt", "torch-tensorrt", "tensorrt", "fuse.tensorrt and .engine model files", True),
+    Part("onnxruntime", "onnxruntime", "onnx", "fuse.onnxruntime and .onnx model files"),
+    Part("onnx", "onnxscript", "onnx", _CONVERSION),
+    Part("openvino", "openvino", "openvino", "fuse.openvino"),
+    Part("torchao", "torchao", "quantization", _REDUCED, needs_gpu=True),
+    Part("tensorrt", "torch-tensorrt", "tensorrt", "fuse.tensorrt and .engine model files", needs_gpu=True),
 )
 
 
@@ -99,7 +98,7 @@ def _compiler() -> Finding:
 
 def _part(part: Part) -> Finding:
     id = f"software.{part.name}"
-    if importlib.util.find_spec(part.module) is not None:
+    if importlib.util.find_spec(part.package.replace("-", "_")) is not None:
         try:
             version = " " + metadata.version(part.package)
         except metadata.PackageNotFoundError:

@@ -17,7 +17,9 @@ def torch_facts() -> dict[str, Any]:
     """Facts about the installed torch; only ``error``, one line, if it does not load."""
     command = [sys.executable, "-P", "-m", "latfix.runners.doctor.torch_facts"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"torch had not loaded after {_TIMEOUT_S:.0f} s"}
     if done.returncode:

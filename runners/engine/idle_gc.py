@@ -57,11 +57,6 @@ class IdleCollector:
         self._was_enabled = True
         self.done = Collections()
 
-    @property
-    def frozen(self) -> int:
-        """Objects hidden from the collector."""
-        return self.done.frozen
-
     def install(self) -> None:
         """Collect once, freeze all living objects, and disable the automatic collector."""
         gc.collect()

@@ -13,12 +13,12 @@ import mmap
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latfix.formatting import counted
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.privileges import available_bytes, lockable_bytes, mib, status_bytes
 from latfix.settings import RunnerSettings
@@ -96,7 +96,6 @@ class ProcessSetup:
     :ivar kept_bytes: of those, still resident after they were freed.
     :ivar locked: all current and future memory is locked.
     :ivar notes: what was refused or not possible, one line each.
-    :ivar seconds: how long it took.
     """
 
     settings: RunnerSettings
@@ -104,7 +103,6 @@ class ProcessSetup:
     kept_bytes: int = 0
     locked: bool = False
     notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
     _settled: bool = False
 
     def before_load(self) -> None:
@@ -119,14 +117,12 @@ class ProcessSetup:
         if self._settled:
             return
         self._settled = True
-        started = time.perf_counter()
         if self.settings.huge_pages == "always":
             self._advise_huge_pages()
         if self.settings.prefault_mb:
             self._prefault(self.settings.prefault_mb * _MIB)
         if self.settings.lock_memory:
             self._lock()
-        self.seconds = time.perf_counter() - started
 
     def _nice_of_the_group(self) -> None:
         """Set the session's autogroup: with autogroups, a thread's nice value counts only within its session.
@@ -182,7 +178,7 @@ class ProcessSetup:
             # Only a hint: kernels before 6.1 do not know it and collapse pages in the background.
             c.madvise(start, end - start, _MADV_COLLAPSE)
         if refused:
-            self.notes.append(f"huge_pages = always: {refused} mapping(s) were refused")
+            self.notes.append(f"huge_pages = always: the kernel refused {counted(refused, 'mapping')}")
 
     def _lock(self) -> None:
         """Lock resident memory now and later memory as it is touched."""

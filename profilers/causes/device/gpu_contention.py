@@ -12,13 +12,12 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
-from latfix.profilers.evidence.device_idle import UNIT_OF, Direction, slower_ns
+from latfix.profilers.evidence.device_idle import UNIT_OF, slower_ns
 from latfix.profilers.evidence.nvml_samples import at_batches, at_next_poll, largest_nearby
 from latfix.profilers.evidence.units import Evidence
 
 #: Percent. A process that only holds memory shows a little utilization.
 _BUSY = 5.0
-_DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 #: Least batches without other processes whose delays are not owed to these.
 _ENOUGH = 30
 
@@ -30,8 +29,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     excess = {"compute": left.cpu_excess("compute")}
     # A copy from memory that is not pinned is slow without any neighbor.
     pinned = evidence.batches["pageable_bytes"] == 0
-    for direction in _DIRECTIONS:
-        unit = UNIT_OF[direction]
+    for direction, unit in UNIT_OF.items():
         excess[unit] = np.where(pinned, np.minimum(slower_ns(evidence, direction), left.cpu(unit)), 0)
     units = {}
     for unit, beyond in excess.items():

@@ -6,19 +6,17 @@ import numpy as np
 
 from latfix.formatting import share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
-from latfix.profilers.evidence.device_idle import UNIT_OF, Direction, copy_ns, needed_ns, slower_ns
+from latfix.profilers.evidence.device_idle import UNIT_OF, copy_ns, needed_ns, slower_ns
 from latfix.profilers.evidence.units import Evidence
-
-_DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     if not evidence.setup.on_device:
         return Claim()
-    units = {}
-    for direction in _DIRECTIONS:
-        unit = UNIT_OF[direction]
-        units[unit] = Parts(cpu=np.minimum(slower_ns(evidence, direction), left.cpu(unit)))
+    units = {
+        unit: Parts(cpu=np.minimum(slower_ns(evidence, direction), left.cpu(unit)))
+        for direction, unit in UNIT_OF.items()
+    }
     return Claim(units=units, disturbance=False)
 
 

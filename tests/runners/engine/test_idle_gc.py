@@ -119,8 +119,7 @@ def test_only_one_thread_collects(collector: IdleCollector) -> None:
 
 def test_installed_it_freezes_and_switches_the_automatic_one_off(collector: IdleCollector) -> None:
     assert not gc.isenabled()
-    assert collector.frozen == collector.done.frozen > 0
-    assert len(gc.get_objects()) < collector.frozen
+    assert len(gc.get_objects()) < collector.done.frozen
     before = gc.get_stats()
     kept = [[k] for k in range(50_000)]
     assert gc.get_stats() == before
