@@ -69,9 +69,13 @@ def test_bad_options(cli: Cli, tmp_path: Path) -> None:
     assert cli("doctor", "--out", str(tmp_path / "full"))[0] == 2
 
 
-def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert facts.torch_facts() == {"error": "exit code 1"}
+    (tmp_path / "python").write_text("#!/bin/sh\nprintf 'caf\\351.so: cannot open' >&2\nexit 1\n")
+    (tmp_path / "python").chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert facts.torch_facts() == {"error": "caf\ufffd.so: cannot open"}, "not UTF-8"
 
 
 @pytest.mark.slow
