@@ -26,7 +26,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 SPIKE_NS = 1_000_000
 #: Seconds between readings of the machine's pace; a reading takes about 0.1 ms.
 PACE_S = 0.05
-_PACE_NUMBERS = 1200
+_PACE_NUMBERS = 600
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 
 
