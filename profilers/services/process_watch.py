@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from pathlib import Path
 
 from latfix.errors import InputError
@@ -25,6 +26,8 @@ _MOST_THREADS = 512
 class ProcessWatch:
     """Counters summed over a process and its descendants, including threads that have ended.
 
+    Different threads may call :meth:`read_fast` and :meth:`read_slow`.
+
     :param pid: its number on this machine.
     :raises InputError: there is no such process, or its counters cannot be read.
     """
@@ -36,6 +39,8 @@ class ProcessWatch:
             raise InputError(f"--pid: found no process {pid}; expected the number of the service's process")
         if not (self._proc / str(pid) / "task" / str(pid) / "schedstat").exists():
             raise InputError(f"--pid: found no schedstat of process {pid}; expected a kernel with CONFIG_SCHED_INFO")
+        #: For the dictionaries by thread.
+        self._lock = threading.Lock()
         self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
         self._waits = ThreadWaits(self._proc, pid)
         self._threads: dict[str, KeptOpen] = {}
@@ -73,36 +78,38 @@ class ProcessWatch:
 
     def look_around(self) -> None:
         """Update the lists of threads and children."""
-        self.processes = tuple(self._tree(self.pid))
+        self.processes = processes = tuple(self._tree(self.pid))
         result: set[str] = set()
-        for pid in self.processes:
+        for pid in processes:
             with contextlib.suppress(OSError):
                 tasks = (self._proc / str(pid) / "task").iterdir()
                 result.update(f"{pid}/task/{thread.name}" for thread in tasks)
-        for gone in self._threads.keys() - result:
-            self._forget(gone)
-        for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
-            with contextlib.suppress(OSError):
-                self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
-        self._waits.look_around(self._threads)
-        self._counted = self._count_threads()
+        with self._lock:
+            for gone in self._threads.keys() - result:
+                self._forget(gone)
+            for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
+                with contextlib.suppress(OSError):
+                    self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
+            self._waits.look_around(self._threads)
+            self._counted = self._count_threads()
 
     def read_fast(self) -> Reading:
         """On-CPU time and run-queue delay of all threads, throttled time, and the waits of threads."""
         if self._count_threads() != self._counted:
             self.look_around()
-        for thread, file in list(self._threads.items()):
-            try:
-                words = file.read().split()
-                self._times[thread] = (int(words[0]), int(words[1]))
-            except (OSError, IndexError):  # the thread ended
-                self._forget(thread)
-                self._counted = 0
-        cpu, runq = _sum(self._ended_times, *self._times.values())
-        reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
-        if self._throttle.available:
-            reading["server.throttled_ns"] = self._throttle.throttled_ns()
-        return reading | self._waits.read()
+        with self._lock:
+            for thread, file in list(self._threads.items()):
+                try:
+                    words = file.read().split()
+                    self._times[thread] = (int(words[0]), int(words[1]))
+                except (OSError, IndexError):  # the thread ended
+                    self._forget(thread)
+                    self._counted = 0
+            cpu, runq = _sum(self._ended_times, *self._times.values())
+            reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
+            if self._throttle.available:
+                reading["server.throttled_ns"] = self._throttle.throttled_ns()
+            return reading | self._waits.read()
 
     def read_slow(self) -> Reading:
         """Page faults, waits for disks, context switches, resident memory, processes and usable cores.
@@ -111,25 +118,31 @@ class ProcessWatch:
         """
         self.look_around()
         cores: set[int] = set()
+        switches: dict[str, tuple[int, int]] = {}
+        disk: dict[str, int] = {}
         resident = 0
         for pid in self.processes:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = _fields(self._proc / str(pid) / "stat")
                 self._faults[pid] = (int(fields[7]), int(fields[9]))
                 resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
-        for thread in self._threads:
+        for thread in tuple(self._threads):  # takes milliseconds, for which the fast readings do not wait
             with contextlib.suppress(OSError, ValueError):
                 status = (self._proc / thread / "status").read_text(errors="replace")
-                self._switches[thread] = _switches(status)
+                switches[thread] = _switches(status)
                 cores |= _cores(status)
             with contextlib.suppress(OSError, ValueError, IndexError):
-                self._disk[thread] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
+                disk[thread] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
         minor, major = _sum((0, 0), *self._faults.values())
-        voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
+        with self._lock:
+            self._switches |= {thread: pair for thread, pair in switches.items() if thread in self._threads}
+            self._disk |= {thread: ticks for thread, ticks in disk.items() if thread in self._threads}
+            voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
+            disk_ticks = self._ended_disk + sum(self._disk.values())
         return {
             "server.minflt": minor,
             "server.majflt": major,
-            "server.disk_ns": (self._ended_disk + sum(self._disk.values())) * _TICK_NS,
+            "server.disk_ns": disk_ticks * _TICK_NS,
             "server.vcsw": voluntary,
             "server.icsw": involuntary,
             "server.rss_bytes": resident,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from latfix.errors import InputError
+from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.process_watch import ProcessWatch
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -114,6 +116,29 @@ def test_threads_that_end_stay_in_the_sums_and_new_ones_are_found(machine: FakeM
     assert (fast["server.cpu_ns"], fast["server.runq_ns"], fast["server.threads"]) == (3_530, 75, 3)
     assert slow["server.vcsw"] == before["server.vcsw"] + 3
     assert slow["server.disk_ns"] == before["server.disk_ns"] + 2 * TICK_NS
+    watch.close()
+
+
+def test_threads_may_end_while_two_polls_read_at_once(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One poll forgets a thread that the other is about to read."""
+    watch = ProcessWatch(7, machine.root)
+    polls: list[threading.Thread] = []
+    read = KeptOpen.read
+
+    def read_and_poll(file: KeptOpen) -> bytes:
+        if not polls:
+            shutil.rmtree(machine.root / "proc/7/task/8")
+            polls.append(threading.Thread(target=watch.look_around))
+            polls[0].start()
+            polls[0].join(0.2)
+        return read(file)
+
+    monkeypatch.setattr(KeptOpen, "read", read_and_poll)
+    assert watch.read_fast()["server.cpu_ns"] == 1_530
+    polls[0].join()
+    assert watch.read_fast()["server.cpu_ns"] == 1_530 and watch.processes == (7,)
     watch.close()
 
 
