@@ -172,7 +172,9 @@ def flush() -> None:
 
 
 def _after_fork() -> None:
+    OF_THREAD.open()
     for log in set(_logs.values()):
+        log.rows.close()
         log.restart()
 
 

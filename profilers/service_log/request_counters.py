@@ -23,6 +23,10 @@ class _Thread(threading.local):
     """The thread's own file of counters, closed with the thread, and its latest reading with its time."""
 
     def __init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Open the file; again in a forked process, where the one that was open is still the parent thread's."""
         self.read = LockHeldFile("/proc/thread-self/schedstat").read
         self.latest: tuple[bytes, int] = (b"", 0)
 

@@ -110,7 +110,7 @@ class RowWriter:
                 for text in self._texts(sampled(rows, self._budget, self._drains, lost)):
                     self._write(text)
             except OSError as error:
-                self._close()
+                self.close()
                 if not self._warned:
                     _LOGGER.warning("%s: latfix cannot record there (%s)", self.folder, error.strerror)
                 self._warned = True
@@ -174,7 +174,7 @@ class RowWriter:
 
     def _write(self, text: bytes) -> None:
         if self._file is not None and (self._written >= self._segment_bytes or not os.fstat(self._file).st_nlink):
-            self._close()
+            self.close()
         if self._file is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room()
@@ -203,7 +203,8 @@ class RowWriter:
             path.unlink(missing_ok=True)
             total -= size
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the current segment, also in a forked process, which would keep it on the disk."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

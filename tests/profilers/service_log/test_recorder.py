@@ -25,6 +25,7 @@ from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.service_log.recorder import flush
+from latfix.profilers.service_log.request_counters import OF_THREAD
 from latfix.results.diagnosis import Diagnosis
 from latfix.spans import collected
 from latfix.stages import Status
@@ -179,15 +180,30 @@ def generator() -> Any:
 
 def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
     work = latfix.record(tmp_path)(_nothing)
+    work()
+    flush()
     with latfix.record(tmp_path):  # this request belongs to the parent
         child = os.fork()
     if not child:
         work()
         flush()
-        os._exit(0)
+        opened = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        os._exit(sum(name.startswith(str(tmp_path)) for name in opened) - 1)  # its own segment, not the parent's
     assert os.waitpid(child, 0)[1] == 0
-    assert len(_table(tmp_path)) == 2
+    assert len(_table(tmp_path)) == 3
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_forked_process_reads_its_own_counters() -> None:
+    """The thread that forks goes on in the child, with the parent's files."""
+    child = os.fork()
+    if not child:
+        time.sleep(0.05)  # until the parent waits
+        before = int(OF_THREAD.read().split()[0])
+        _burn(30)
+        time.sleep(0)  # the kernel counts at a switch or a tick
+        os._exit(0 if int(OF_THREAD.read().split()[0]) > before else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_an_unfinished_line_is_not_an_error(tmp_path: Path) -> None:
