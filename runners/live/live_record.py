@@ -112,7 +112,8 @@ class LiveRecord:
                     file.write(json.dumps([number, request.id, priority, dict(request.features)]) + "\n")
                 file.flush()
                 writer.check()
-                if ended or _size(part) >= self._most_bytes // _PARTS:
+                # Another process may have deleted the part to make room.
+                if ended or not part.is_dir() or _size(part) >= self._most_bytes // _PARTS:
                     return
 
     def _make_room(self) -> None:
@@ -138,4 +139,9 @@ class LiveRecord:
 
 
 def _size(part: Path) -> int:
-    return sum(path.stat().st_size for path in (part / SEGMENTS).iterdir()) if (part / SEGMENTS).is_dir() else 0
+    """Bytes of its segments, as far as no other process deletes it meanwhile."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in (part / SEGMENTS).iterdir():
+            total += path.stat().st_size
+    return total

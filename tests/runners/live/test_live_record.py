@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -122,6 +123,27 @@ def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4e6
     late = load_live(folder, last_s=0.3)
     assert 0 < len(late.traffic) < len(record.traffic)
+
+
+def test_a_part_that_another_process_deleted_is_followed_by_the_next(
+    make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several processes write to one folder, and each deletes the oldest part when the folder is full."""
+    monkeypatch.setattr(live_record, "_LOOK_S", 0.05)
+    runner = make_runner(load={"record": tmp_path / "log"})
+    deadline = time.monotonic() + 30
+
+    def part() -> Path:
+        while not (opened := list((tmp_path / "log").glob("*/segments/schedule.jsonl"))):
+            assert time.monotonic() < deadline, "no part follows"
+        return opened[0].parents[1]
+
+    shutil.rmtree(part())
+    assert part().is_dir()
+    _serve(runner, 20)
+    runner.close()
+    assert RunRecord.load(tmp_path / "log").counts()["ok"] == 19
+    assert not caplog.messages
 
 
 def test_warm_up_is_not_in_it(make_runner: MakeRunner, tmp_path: Path) -> None:
