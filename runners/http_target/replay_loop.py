@@ -207,10 +207,10 @@ class ReplayLoop:
         except (OSError, ProtocolError) as error:
             self._lose(connection, Status.ERROR, failure_words(error), now)
             return
+        if connection.wants_write != before or connection.sock is not sock:
+            self._selector.modify(connection.sock, self._wanted(connection), connection)
         if done:
             self._answered(connection, now)
-        elif connection.wants_write != before or connection.sock is not sock:
-            self._selector.modify(connection.sock, self._wanted(connection), connection)
 
     def _answered(self, connection: Connection, now: int) -> None:
         answer = connection.answer

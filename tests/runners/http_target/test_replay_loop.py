@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import selectors
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.runners.http_target.connection import Endpoint
+from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.http_messages import request_head, whole_request
 from latfix.runners.http_target.replay_loop import ReplayLoop
 from latfix.runners.http_target.request_log import RequestLog
@@ -157,6 +158,32 @@ def test_an_error_answer_is_described(tmp_path: Path, answer: bytes, expected: s
 def test_a_body_that_cannot_be_unpacked_is_an_answer_all_the_same(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Encoding: deflate\r\nContent-Length: 2\r\n\r\n{}"
     assert replayed(tmp_path, _answering(answer), [b"{}"])[0]["status"].tolist() == [Status.OK]
+
+
+def test_an_idle_connection_is_not_polled_for_writing(tmp_path: Path) -> None:
+    """The request's last byte was sent, and its answer was there at once: else the loop would never sleep again."""
+
+    class Done(Connection):
+        def writable(self) -> None:
+            self.wants_write, self.open, self.sent_ns = False, True, 1
+
+        def readable(self, _: int) -> bool:
+            return self.answer.feed(OK, 1)
+
+    (tmp_path / "segments").mkdir()
+    log, endpoint = RequestLog(tmp_path, 0), Endpoint(family=socket.AF_INET, place=(), tls=None, name="")
+    loop = ReplayLoop(
+        endpoint, bytes, log, threading.Event(), timeout_ns=9, keep_alive=True, report=lambda *_: None
+    )
+    loop.schedule([0])
+    connection = loop._carriers[0] = Done(endpoint)
+    connection.slot = 0
+    loop._selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+    loop._serve(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, 5)
+    assert loop._idle == [connection]
+    assert loop._selector.get_key(connection.sock).events == selectors.EVENT_READ
+    connection.close()
+    log.close()
 
 
 @pytest.mark.parametrize("late_s", [0.2, 60.0], ids=["late", "never"])
