@@ -90,17 +90,17 @@ def parse_address(text: str) -> Address:
     try:
         parts = urlsplit(text)
         port = parts.port
+        host = (parts.hostname or "").encode("idna").decode("ascii")
     except ValueError as error:
         raise InputError(f"{text}: found {error}; expected {expected}") from error
     if parts.scheme not in SCHEMES:
         raise InputError(
             f"{text}: found the protocol {parts.scheme!r}; expected http or https, or grpc for KServe v2 (Triton)"
         )
-    if not parts.hostname or not text.isprintable() or " " in text:
+    if not host or not text.isprintable() or " " in text:
         raise InputError(f"{text}: found no host in it; expected {expected}")
     if port == 0:
         raise InputError(f"{text}: found port 0; expected one from 1 to 65535")
-    host = parts.hostname
     port = port or _PORTS[parts.scheme]
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     where = f"[{host}]" if ":" in host else host

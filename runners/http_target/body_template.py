@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError
+from latfix.files.strict_json import read_json
 from latfix.formatting import did_you_mean
 from latfix.request import Request
 from latfix.traffic.schedule import Traffic
@@ -37,7 +38,8 @@ class BodyTemplate:
     def __init__(self, text: str, where: str = "--body") -> None:
         self.text, self._where = text, where
         try:
-            document = json.loads(text)
+            document = read_json(text)
+            encoded(document)
         except (ValueError, RecursionError) as error:
             reason = (
                 f"{error.msg} in column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -73,7 +75,7 @@ class BodyTemplate:
                 f"{self._where}: found {{{error.args[0]}}}, which request {request.id!r} does not have; "
                 "expected a key of its payload"
             ) from error
-        return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return encoded(filled)
 
     def _compiled(self, node: Any) -> Fill:
         if isinstance(node, dict):
@@ -125,6 +127,14 @@ def read_template(option: str) -> BodyTemplate:
         ) from error
 
 
+def encoded(document: Any) -> bytes:
+    """A document as JSON without spaces.
+
+    :raises ValueError: it has a number that JSON cannot hold, or half of a surrogate pair.
+    """
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
 def look_up(values: Mapping[str, Any], name: str) -> Any:
     """A value by name; ``payload.key.0`` descends into objects and lists. A missing feature is ``None``.
 
@@ -137,7 +147,7 @@ def look_up(values: Mapping[str, Any], name: str) -> Any:
     for key in rest.split(".") if rest else ():
         if isinstance(value, Mapping) and key in value:
             value = value[key]
-        elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
         else:
             raise LookupError(name)

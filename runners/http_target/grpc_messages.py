@@ -83,23 +83,33 @@ def infer_request(path: str, document: bytes) -> bytes:
         request = json.loads(document)
     except ValueError as error:
         raise InputError(f"{path}: found a body that is not JSON ({error}); expected a KServe v2 request") from error
-    inputs = request.get("inputs") if isinstance(request, dict) else None
-    if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
-        raise InputError(f"{path}: found a body without a list of inputs; expected a KServe v2 request")
+    inputs = _tensors(request, "inputs", path)
+    outputs = _tensors(request, "outputs", path) if request.get("outputs") else []
     name, version = model_of(path)
     parts = [text_field(1, name), text_field(2, version), text_field(3, str(request.get("id", "")))]
     parts += _parameters(4, request, path)
     raw = []
     for one in inputs:
-        datatype, shape = str(one.get("datatype", "")), [int(size) for size in one.get("shape", ())]
+        datatype = str(one.get("datatype", ""))
         tensor = [text_field(1, str(one.get("name", ""))), text_field(2, datatype)]
-        tensor += [number_field(3, size) for size in shape]
+        try:
+            tensor += [number_field(3, int(size)) for size in one.get("shape", ())]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}: found shape {one['shape']!r}; expected a list of whole numbers") from error
         parts.append(text_field(5, b"".join([*tensor, *_parameters(4, one, path)])))
         raw.append(text_field(7, _raw(one.get("data"), datatype, f"{path}: {one.get('name', '')}"), always=True))
-    for wanted in request.get("outputs") or ():
+    for wanted in outputs:
         output = b"".join([text_field(1, str(wanted.get("name", ""))), *_parameters(2, wanted, path)])
         parts.append(text_field(6, output))
     return b"".join(parts + raw)
+
+
+def _tensors(request: Any, name: str, path: str) -> list[dict[str, Any]]:
+    """The tensors that a request lists under ``inputs`` or ``outputs``."""
+    listed = request.get(name) if isinstance(request, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise InputError(f"{path}: found a body without a list of {name}; expected a KServe v2 request")
+    return listed
 
 
 def _raw(data: Any, datatype: str, where: str) -> bytes:
@@ -120,8 +130,10 @@ def _raw(data: Any, datatype: str, where: str) -> bytes:
 
 def _parameters(number: int, holder: Mapping[str, Any], path: str) -> list[bytes]:
     """Encode a map of parameters (booleans, integers, strings, floats) as field ``number``."""
-    entries = []
-    for name, value in (holder.get("parameters") or {}).items():
+    entries, given = [], holder.get("parameters") or {}
+    if not isinstance(given, dict):
+        raise InputError(f"{path}: found parameters {given!r}; expected an object")
+    for name, value in given.items():
         if isinstance(value, bool | int):
             held = number_field(1 if isinstance(value, bool) else 2, int(value), always=True)
         elif isinstance(value, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 from latfix.errors import InputError
 from latfix.request import Request
 from latfix.runners.http_target.address import Address
-from latfix.runners.http_target.body_template import BodyTemplate
+from latfix.runners.http_target.body_template import BodyTemplate, encoded
 from latfix.runners.http_target.grpc_messages import framed, infer_request
 from latfix.traffic.schedule import Traffic
 
@@ -79,7 +78,7 @@ def default_body(path: str, traffic: Traffic, metadata: Any, model: str) -> Body
 
 def _plain(request: Request) -> bytes:
     """The payload, or the features without one."""
-    return _encoded(dict(request.features) if request.payload is None else request.payload)
+    return encoded(dict(request.features) if request.payload is None else request.payload)
 
 
 def _completion(protocol: str, model: str) -> Body:
@@ -98,7 +97,7 @@ def _completion(protocol: str, model: str) -> Body:
         document |= own
         if document["stream"]:
             document.setdefault("stream_options", {"include_usage": True})
-        return _encoded(document)
+        return encoded(document)
 
     return body
 
@@ -109,7 +108,7 @@ def _kserve(inputs: list[Any], path: str) -> Body:
     def body(request: Request) -> bytes:
         payload = request.payload
         if isinstance(payload, dict) and "inputs" in payload:
-            return _encoded(payload)
+            return encoded(payload)
         if payload is None:
             payload = {name: request.features[name] for name in metadata if name in request.features}
         elif not isinstance(payload, dict):
@@ -121,7 +120,7 @@ def _kserve(inputs: list[Any], path: str) -> Body:
                 'such as {"input": [[1, 2]]}, a whole KServe v2 request, or --body'
             )
         tensors = [_tensor(name, value, metadata.get(name, {}), path) for name, value in payload.items()]
-        return _encoded({"inputs": tensors})
+        return encoded({"inputs": tensors})
 
     return body
 
@@ -159,7 +158,3 @@ def _first_model(metadata: Any) -> str:
 def _number(request: Request, name: str, otherwise: float) -> float:
     value = request.features.get(name)
     return float(value) if isinstance(value, int | float) and value > 0 else otherwise
-
-
-def _encoded(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

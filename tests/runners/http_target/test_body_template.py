@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ def test_places_reach_into_payloads_and_braces_can_be_written() -> None:
         ('{"a": {payload}}', "no JSON"),
         ('{"a": "{}"}', "a brace without a name"),
         ('{"a": "}"}', "a brace without a name"),
+        ('{"a": NaN}', "NaN is not a number of JSON"),
+        ('{"a": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_an_invalid_template_is_a_one_line_error(template: str, found: str) -> None:
@@ -65,7 +68,8 @@ def test_a_place_that_the_traffic_does_not_have_is_refused_before_anything_is_se
     traffic = Traffic.plain(np.array([0]), features={"tokens": np.array([3])}, payloads=[{"a": 1}])
     with pytest.raises(InputError, match=r"found \{token\}.*did you mean.*tokens"):
         BodyTemplate('{"a": "{token}"}').check(traffic)
-    with pytest.raises(InputError, match=r"\{payload\.b\}"):
-        BodyTemplate('{"a": "{payload.b}"}').check(traffic)
+    for missing in ("payload.b", "payload.\N{SUPERSCRIPT TWO}"):
+        with pytest.raises(InputError, match=re.escape(missing)):
+            BodyTemplate(f'{{"a": "{{{missing}}}"}}').check(traffic)
     with pytest.raises(InputError, match="neither JSON nor a file"):
         read_template("no/such/file.json")

@@ -122,6 +122,9 @@ def test_the_metadata_of_a_models_inputs_is_read() -> None:
         ('{"inputs": [{"name": "x", "datatype": "FP12", "shape": [1], "data": [1]}]}', "datatype 'FP12'"),
         ('{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [300]}]}', "not INT8"),
         ('{"inputs": [], "parameters": {"a": [1]}}', "parameter a"),
+        ('{"inputs": [], "parameters": [1]}', r"parameters \[1\]"),
+        ('{"inputs": [], "outputs": ["y"]}', "without a list of outputs"),
+        ('{"inputs": [{"name": "x", "datatype": "FP32", "shape": null, "data": [1]}]}', "shape None"),
     ],
 )
 def test_a_document_that_cannot_be_sent_is_a_one_line_error(document: str, found: str) -> None:

@@ -123,6 +123,7 @@ def test_addresses_hide_what_is_secret_in_them() -> None:
     head = request_head("POST", address.target, address.host_header, headers, keep_alive=False)
     assert b"Host: host:8443\r\n" in head
     assert b"Connection: close\r\n" in head
+    assert parse_address("http://b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example/").host_header.startswith("xn--")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_addresses_hide_what_is_secret_in_them() -> None:
         ("http://host:99999/", "[Pp]ort"),
         ("http://host:0/", "port 0"),
         ("http://[::1/", "Invalid IPv6"),
+        ("http://a..b/", "empty"),
     ],
 )
 def test_bad_addresses_are_refused_in_a_line(text: str, found: str) -> None:
