@@ -205,10 +205,11 @@ def bucket_growth(before: Readings, after: Readings) -> dict[str, float]:
 
 
 def upper_bound_s(buckets: Sequence[tuple[float, float]], quantile: float) -> float | None:
-    """The bound of the bucket in which a quantile lies, seconds; ``None`` above the last bound.
+    """The bound of the bucket in which a quantile lies, seconds; ``None`` above the last bound, or without requests.
 
     :param buckets: by upper bound, how many requests were at or below it.
     """
     ordered = sorted(buckets)
-    rank = quantile * ordered[-1][1] if ordered else math.inf
-    return next((bound for bound, count in ordered if count >= rank and math.isfinite(bound)), None)
+    total = ordered[-1][1] if ordered else 0.0
+    within = (bound for bound, count in ordered if count >= quantile * total > 0 and math.isfinite(bound))
+    return next(within, None)

@@ -91,3 +91,4 @@ def test_buckets_are_kept_as_growth_and_bound_a_percentile() -> None:
     buckets = [(0.1, 50.0), (0.3, 98.0), (float("inf"), 100.0)]
     assert [upper_bound_s(buckets, quantile) for quantile in (0.5, 0.9, 0.99)] == [0.1, 0.3, None]
     assert upper_bound_s([], 0.5) is None
+    assert upper_bound_s([(0.1, 0.0), (float("inf"), 0.0)], 0.5) is None
