@@ -160,6 +160,8 @@ class _WatchProcess(RunnerProcess):
 def _watch_lines(job: dict[str, Any], report: dict[str, Any]) -> dict[str, str]:
     """One line per source: what was watched, or why not."""
     lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
+    if not report and (job["pid"] is not None or job["metrics"] is not None):
+        return {"watch": "the watch of the service ended early; see runner.log"}
     if job["pid"] is not None:
         throttling = "" if report.get("throttling") else "; its control group does not report throttling"
         calls = "" if report.get("shows_calls") else "; what its threads wait for needs permission to trace it"

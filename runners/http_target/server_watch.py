@@ -32,10 +32,21 @@ _FLUSH_S = 0.5
 _METRICS_TIMEOUT_S = 5.0
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, to another host without the service's headers, which may hold its keys."""
+
+    def redirect_request(self, req: urllib.request.Request, *given: Any) -> urllib.request.Request | None:
+        following = super().redirect_request(req, *given)
+        if following is not None and following.host != req.host:
+            following.headers.clear()
+        return following
+
+
 def opener(trust: Trust) -> urllib.request.OpenerDirector:
     """An opener for pages of the service, without a proxy, that checks the certificate as the replay does."""
-    context = trust.context()
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust.context()), _Redirects
+    )
 
 
 class Watch:
@@ -77,7 +88,8 @@ class Watch:
         if self._metrics is not None:
             jobs.append((STAGES_S, METRICS_S, self._scrape))
         self._threads = [threading.Thread(target=self._poll, args=job, daemon=True) for job in jobs]
-        for thread in (*self._threads, threading.Thread(target=self._write, daemon=True)):
+        self._threads.append(threading.Thread(target=self._write, daemon=True))
+        for thread in self._threads:
             thread.start()
 
     def end(self) -> dict[str, Any]:
