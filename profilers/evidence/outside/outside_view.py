@@ -78,6 +78,13 @@ class Counter:
             return np.zeros(len(times))
         return np.asarray(np.interp(times.astype(np.float64), self.at_ns, self.value), dtype=np.float64)
 
+    def seen(self, start: Ints, end: Ints) -> Floats:
+        """The part of each interval between the first reading and the last; zero if it was not read."""
+        if not self.known:
+            return np.zeros(len(start))
+        begin, stop = (np.clip(times, self.at_ns[0], self.at_ns[-1]) for times in (start, end))
+        return np.asarray(np.maximum(stop - begin, 0.0), dtype=np.float64)
+
     def grown_around(self, start: Ints, end: Ints) -> Floats:
         """Growth from the reading before each interval to the one after it; zero if it was not read."""
         if not self.known:
@@ -112,13 +119,13 @@ def piles_up(at: Ints, end: Ints | Floats) -> bool:
 def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] | None = None) -> tuple[Ints, Ints]:
     """Run-queue delay and idle time of the service's process in each interval, nanoseconds.
 
-    It was on a core for the rest. Both are zero if it was not watched.
+    It was on a core for the rest. Both are zero while it was not watched.
 
     :param served: as from :func:`side_by_side`; idle time is then at least :func:`least_idle`, and the process's
         run-queue delay is divided among the requests that were there.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
-    wall = np.maximum(end - start, 0).astype(np.float64)
+    wall = cpu.seen(start, end)
     if not cpu.known:
         return np.zeros(len(wall), np.int64), np.zeros(len(wall), np.int64)
     ran, waited = cpu.grown(start, end), delay.grown(start, end)
@@ -150,7 +157,7 @@ def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Int
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     if not (cpu.known and delay.known):
         return np.zeros(len(start), np.int64)
-    wall = np.maximum(end - start, 0)
+    wall = cpu.seen(start, end)
     idle = np.maximum(wall - cpu.grown_around(start, end) - delay.grown_around(start, end), 0.0)
     unread = 0.0
     if np.count_nonzero(np.diff(Counter.of(samples, THREADS).value) < 0) > _COME_AND_GO * len(start):
@@ -294,12 +301,11 @@ def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:
     :param rows: as from :func:`as_served`; ``ok`` those that count.
     :returns: the part as text, or an empty string.
     """
-    parts = {
-        "to the first byte of": rows["queue_ns"] + rows["compute_ns"],
-        "between the first byte and the last of": rows["finish_ns"],
-    }
-    at, _ = presence(rows)
-    for words, took in parts.items():
+    at, end = presence(rows)
+    first = end - rows["finish_ns"]
+    parts = {"to the first byte of": (at, first), "between the first byte and the last of": (first, end)}
+    for words, (begun, ended) in parts.items():
+        took = ended - begun
         late = ok & (took >= _DELAYED_ACK_NS) & (took < _DELAYED_ACK_NS + _DELAYED_ACK_TICK_NS)
         just_below = np.count_nonzero(
             ok & (took < _DELAYED_ACK_NS) & (took >= _DELAYED_ACK_NS - _DELAYED_ACK_TICK_NS)
@@ -307,7 +313,7 @@ def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:
         many = np.count_nonzero(late)
         if many < max(_LEAST, _MOST_ANSWERS * np.count_nonzero(ok)) or just_below > _SHARP * many:
             continue
-        idle = divided(samples, at[late], (at + took)[late])[1]
+        idle = divided(samples, begun[late], ended[late])[1]
         if not Counter.of(samples, CPU).known or np.median(idle) > _IDLE * _DELAYED_ACK_NS:
             return f"{words} {many / np.count_nonzero(ok):.0%}"
     return ""

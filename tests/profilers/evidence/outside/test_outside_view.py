@@ -152,6 +152,30 @@ def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: boo
     assert all("to the first byte of" in note for note in notes)
 
 
+def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
+    """The process is busy until the first byte, and idle until the last."""
+    at, late = arrivals(4.0), np.full(N, 41 * MS)
+    end = at + 6 * services() + late
+    record = recorded(at, end, samples=busy_while_serving(at, end, late))
+    record.requests["compute_ns"] -= late
+    record.requests["finish_ns"] += late
+    (note,) = [note for note in diagnose(record, bootstrap=20).notes if "NODELAY" in note]
+    assert "between the first byte and the last of" in note
+
+
+def test_idle_time_is_unknown_while_the_process_is_not_watched() -> None:
+    """The watch ended early: then the counters stand still, too."""
+    at = arrivals(20.0)
+    slow = (np.random.default_rng(5).random(N) < 0.04) & (np.arange(N) > N // 2)
+    idle = np.where(slow, 150 * MS, 0)
+    end = at + services() + idle
+    series = busy_while_serving(at, end, idle)
+    assert largest(diagnose(recorded(at, end, samples=series), bootstrap=20)) == "external.dependency"
+    early = {name: column[series["t_ns"] < at[N // 2]] for name, column in series.items()}
+    found = diagnose(recorded(at, end, samples=early), bootstrap=20)
+    assert all(cause.tail_ms < 1 for cause in found.causes if cause.cause != "unexplained")
+
+
 def test_a_slow_dependency_is_named_where_the_process_is_watched() -> None:
     at, slow = arrivals(20.0), np.random.default_rng(5).random(N) < 0.03
     idle = np.where(slow, 150 * MS, 0)
