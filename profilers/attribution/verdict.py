@@ -13,7 +13,7 @@ from latfix.formatting import counted, milliseconds, percent, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
-from latfix.profilers.evidence.outside.outside_view import CPU, Counter, delayed_acknowledgments
+from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
@@ -330,7 +330,7 @@ def warnings(
 def _invisible(evidence: Evidence) -> list[str]:
     """What is not visible of a service behind an address."""
     notes = []
-    if not Counter.of(evidence.samples, CPU).known:
+    if not evidence.process.cpu.known:
         notes.append("The service's process was not watched: pass --pid if it runs on this machine.")
     if evidence.told.note:
         notes.append(evidence.told.note)
@@ -341,7 +341,7 @@ def _invisible(evidence: Evidence) -> list[str]:
             else "waiting and being served cannot be told apart"
         )
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
-    if parts := delayed_acknowledgments(evidence.rows, evidence.samples, evidence.ok):
+    if parts := delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok):
         notes.append(
             f"The time {parts} of the answers is 40 to 45 ms and hardly ever slightly less: typical of a message "
             "that is written in two pieces without TCP_NODELAY, whose acknowledgment is delayed."

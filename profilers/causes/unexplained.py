@@ -7,7 +7,6 @@ import numpy as np
 from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside.outside_view import CPU, Counter
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -29,11 +28,10 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         if len(still.everyone)
         else ""
     )
-    watched = Counter.of(evidence.samples, CPU).known
     idle = (evidence.of_batch(evidence.process_idle("compute")) + evidence.process_idle("finish"))[ok]
     inside = (
         f"while a request was there, the service's process was idle for {median_and_p99(idle)}"
-        if watched
+        if evidence.process.cpu.known
         else "the service's process was not watched (--pid watches it)"
     )
     return f"{stood}{inside}; {own_and_propagated(figures)}."

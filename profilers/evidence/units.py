@@ -21,19 +21,9 @@ from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expec
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
-from latfix.profilers.evidence.outside.outside_view import (
-    DISK,
-    MAJOR_FAULTS,
-    Counter,
-    apportioned,
-    as_served,
-    divided,
-    least_idle,
-    presence,
-    side_by_side,
-    stage_values,
-)
+from latfix.profilers.evidence.outside.outside_view import as_served, presence, process_of, stage_values
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
+from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, Counter, ServiceProcess
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, Waits, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,
@@ -99,6 +89,7 @@ class Evidence:
     :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
     :param norms: of the whole run.
+    :param process: of a service behind an address.
     :param standstills: when a service behind an address answered no request; empty in other runs.
     :param locks: waits for locks in a service behind an address; zeros in other runs.
     :param own_prefill: ``(n,)`` nanoseconds to the first output that a large input needs, where streams show it.
@@ -127,6 +118,7 @@ class Evidence:
     quiet_batch: Bools
     norms: Norms
     begins: bool
+    process: ServiceProcess
     standstills: Standstills
     locks: LockWaits
     shared: SharedCores
@@ -192,19 +184,17 @@ class Evidence:
 
     def process_idle(self, name: str) -> Ints:
         """Nanoseconds of each unit in which the process of a service behind an address was idle."""
-        return divided(self.samples, self.units[name].start, self.units[name].end)[1]
+        return self.process.idle(self.units[name].start, self.units[name].end)
 
     def least_idle(self, name: str) -> Ints:
         """Least nanoseconds of each unit in which a service behind an address did nothing for its request.
 
         Without the time that the service reports as its own work: its process is idle while a device computes.
         """
-        at, end = presence(self.rows)
-        served = side_by_side(at + self.rows["queue_ns"], end, self.setup.servers or 0)
         unit = self.units[name]
-        idle = least_idle(self.samples, unit.start, unit.end, served)
         worked = self.at_units(name, self.told.worked(self.rows)[name])
-        return np.asarray(np.minimum(idle, unit.wall - worked), dtype=np.int64)
+        least = np.minimum(self.process.least_idle(unit.start, unit.end), unit.wall - worked)
+        return np.asarray(least, dtype=np.int64)
 
     def at_units(self, name: str, per_request: Ints) -> Ints:
         """Requests' figures as those of units whose batches have one member each."""
@@ -222,10 +212,9 @@ class Evidence:
         """
         unit, idle = self.units[name], self.process_idle(name)
         usual = self.norms.of(f"idle.{name}", partial(whole_median, idle))
-        disk = Counter.of(self.samples, DISK)
-        faults = Counter.of(self.samples, MAJOR_FAULTS).grown_around(unit.start, unit.end)
+        disk, faults = Counter.of(self.samples, DISK), self.grown_around(MAJOR_FAULTS, unit.start, unit.end)
         waited = np.where(faults > 0, disk.grown_around(unit.start, unit.end), 0.0)
-        return apportioned(disk, unit.end, np.maximum(idle - usual, 0), waited)
+        return disk.apportioned(unit.end, np.maximum(idle - usual, 0), waited)
 
     def waits_for_others(self, name: str) -> Waits:
         """Waits in each unit for other requests in the process of a service behind an address."""
@@ -255,11 +244,7 @@ class Evidence:
 
     def grown_around(self, name: str, start: Ints, end: Ints) -> Floats:
         """Growth of a counter from the reading before each span to the one after; 0 if it was not read."""
-        times, values = self.series(name)
-        if len(times) < 2:
-            return np.zeros(len(start))
-        after = np.minimum(np.searchsorted(times, end, side="left"), len(times) - 1)
-        return np.maximum(values[after] - self.before(name, start), 0.0)
+        return Counter.of(self.samples, name).grown_around(start, end)
 
 
 def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:
@@ -338,6 +323,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         quiet_batch=quiet_batch,
         norms=norms,
         begins=begins,
+        process=process_of(rows, record.samples, servers),
         standstills=standstills,
         locks=locks,
         shared=shared,

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, THROTTLED, Counter
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
+from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter
 from latfix.profilers.services.stage_metrics import upper_bound_s
 from latfix.results.diagnosis import Goodput, LatencyPart, ProcessFigures, ServiceFigures, StreamFigures
 from latfix.run_record.run_record import RunRecord, Throughput

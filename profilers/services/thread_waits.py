@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.evidence.outside.service_process import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
 from latfix.profilers.probes.kept_files import KeptOpen
 
 #: By machine: system call numbers of futex and futex_waitv, and of an event loop's waits (epoll_wait,

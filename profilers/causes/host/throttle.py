@@ -7,7 +7,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
-from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter
+from latfix.profilers.evidence.outside.service_process import THROTTLED, Counter
 from latfix.profilers.evidence.units import Evidence
 
 _SERIES = "cgroup.throttled_ns"

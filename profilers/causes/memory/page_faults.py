@@ -10,7 +10,7 @@ from latfix.arrays import Floats, Ints
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.causes.memory.heap_growth import heap_faults
-from latfix.profilers.evidence.outside.outside_view import DISK, MAJOR_FAULTS, MINOR_FAULTS, Counter, apportioned
+from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, MINOR_FAULTS, Counter
 from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
 
 #: The run corrects the calibrated price within these factors if enough units faulted heavily.
@@ -94,7 +94,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         price = evidence.setup.minor_fault_ns * minor.grown_around(unit.start, unit.end)
         waited = np.minimum(evidence.paged_in(name), left.cpu_excess(name))
-        faulted = apportioned(minor, unit.end, left.cpu_excess(name) - waited, price)
+        faulted = minor.apportioned(unit.end, left.cpu_excess(name) - waited, price)
         units[name] = Parts(cpu=waited + faulted)
     return Claim(units=units)
 

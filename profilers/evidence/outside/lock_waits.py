@@ -15,18 +15,15 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
-from latfix.profilers.evidence.outside.outside_view import (
+from latfix.profilers.evidence.outside.outside_view import as_served, presence
+from latfix.profilers.evidence.outside.service_process import (
     COLLECTIONS,
-    CPU,
     EPOLL,
     FUTEX,
     INTERPRETER,
     ONE_ADDRESS,
-    RUN_QUEUE,
     Counter,
-    as_served,
-    delay_of_each,
-    presence,
+    ServiceProcess,
 )
 from latfix.queueing.queue_inference import infer_queue
 from latfix.run_record.run_record import RunRecord
@@ -106,10 +103,10 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     :param standstills: when no request was answered.
     """
     none = np.zeros(len(at), np.int64)
-    used = Counter.of(samples, CPU)
-    if not used.known or not len(at):
+    process = ServiceProcess.of(samples, at, end)
+    if not process.cpu.known or not len(at):
         return LockWaits(lock=none, python=none)
-    times = used.at_ns
+    times = process.cpu.at_ns
     there, present = _inside(times, at, end + _AFTER_NS), _inside(times, at, end)
     series = {str(name) for name in samples["series"] if str(name).startswith(FUTEX)}
     counts = [_counts(samples, name, times) for name in sorted(series)]
@@ -120,15 +117,15 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
     lock, python_lock = _divided(times, step, waiting, python, at, end)
     begin = times[waiting > 0].astype(np.int64)
-    alone = _chosen(standstills, _on_one_thread(samples, standstills, at, end))
-    collected = _collections(samples, alone)
-    at_python = np.array([_share(python[a:b] > 0) for a, b in _polls(times, standstills)])
-    seen = np.array([np.count_nonzero(python[a:b]) for a, b in _polls(times, standstills)])
+    lacking = _without_core(process, standstills)
+    single = _on_one_thread(process, standstills, lacking)
+    alone = _chosen(standstills, single)
+    polls = [python[a:b] for a, b in _polls(times, standstills)]
+    at_python = np.array([_share(waiters > 0) for waiters in polls])
+    seen = np.array([np.count_nonzero(waiters) for waiters in polls])
     away = _loop_away(Counter.of(samples, EPOLL), there, standstills)
-    single = np.isin(standstills.start, alone.start)
-    for_python = (away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))
-    starved = _without_core(samples, standstills, at, end) > _STARVED * (standstills.end - standstills.start)
-    for_python &= ~starved
+    starved = lacking > _STARVED * (standstills.end - standstills.start)
+    for_python = ((away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))) & ~starved
     held, locked = _chosen(standstills, away & ~for_python & ~starved), _chosen(standstills, for_python)
     kept = _chosen(standstills, for_python & single)
     # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves,
@@ -138,28 +135,28 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
         lock=lock,
         python=np.maximum(python_lock, np.maximum(arrived, kept.covered(at, end))),
         at_one=int(_counts(samples, ONE_ADDRESS, times)[waiting > 0].max(initial=0)),
-        cores=_cores(samples, begin, begin + step[waiting > 0].astype(np.int64)),
+        cores=process.cores(begin, begin + step[waiting > 0].astype(np.int64)),
         held=held,
-        held_cores=_cores(samples, held.start, held.end),
+        held_cores=process.cores(held.start, held.end),
         alone=alone,
         kept=kept,
-        collected=collected,
+        collected=_collections(samples, alone),
     )
 
 
-def _on_one_thread(samples: Columns, standstills: Intervals, at: Ints, end: Ints) -> Bools:
+def _on_one_thread(process: ServiceProcess, standstills: Intervals, lacking: Floats) -> Bools:
     """True for standstills in which one thread computed all the time that it had a core."""
     length = (standstills.end - standstills.start).astype(np.float64)
-    ran = Counter.of(samples, CPU).grown(standstills.start, standstills.end)
-    cores = ran / np.maximum(length - _without_core(samples, standstills, at, end), 1.0)
+    ran = process.cpu.grown(standstills.start, standstills.end)
+    cores = ran / np.maximum(length - lacking, 1.0)
     return np.asarray((ran >= _RAN * length) & (cores >= _ONE_THREAD[0]) & (cores <= _ONE_THREAD[1]))
 
 
-def _without_core(samples: Columns, standstills: Intervals, at: Ints, end: Ints) -> Floats:
+def _without_core(process: ServiceProcess, standstills: Intervals) -> Floats:
     """Nanoseconds of each standstill in which threads wanted a core and had none."""
     start, stop = standstills.start, standstills.end
-    waited = delay_of_each(samples, at, end).grown(start, stop)
-    return np.minimum(waited, np.maximum((stop - start) - Counter.of(samples, CPU).grown(start, stop), 0.0))
+    idle = np.maximum((stop - start) - process.cpu.grown(start, stop), 0.0)
+    return np.minimum(process.delay_of_each.grown(start, stop), idle)
 
 
 def _collections(samples: Columns, alone: Intervals) -> Intervals:
@@ -217,12 +214,6 @@ def _is_lock(count: Floats, there: Ints) -> bool:
     return all(
         np.count_nonzero(there == few) >= _LEAST and np.mean(met[there == few]) <= _ALONE * several for few in (0, 1)
     )
-
-
-def _cores(samples: Columns, start: Ints, end: Ints) -> float:
-    """Mean cores that the process used or wanted."""
-    wanted = sum(float(Counter.of(samples, name).grown(start, end).sum()) for name in (CPU, RUN_QUEUE))
-    return float(wanted / max(int((end - start).sum()), 1))
 
 
 def _loop_away(loops: Counter, there: Ints, standstills: Intervals) -> Bools:

@@ -15,7 +15,8 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import counted
-from latfix.profilers.evidence.outside.outside_view import Counter, presence
+from latfix.profilers.evidence.outside.outside_view import presence
+from latfix.profilers.evidence.outside.service_process import Counter
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import SERVER_EVENT, Columns
 from latfix.stages import Status

@@ -16,18 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.evidence.outside.outside_view import (
-    CORES,
-    CPU,
-    RUN_QUEUE,
-    Counter,
-    cumulative,
-    delay_of_each,
-    most_at_once,
-    piles_up,
-    present,
-    typical_work,
-)
+from latfix.profilers.evidence.outside.outside_view import piles_up
+from latfix.profilers.evidence.outside.service_process import CORES, Counter, ServiceProcess, cumulative
 from latfix.run_record.schema import Columns
 
 #: Least readings with exactly one request, to know how many cores one can use.
@@ -95,21 +85,17 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     """
-    cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
-    if not (cpu.known and delay.known and len(at)):
+    process = ServiceProcess.of(samples, at, end)
+    if not (process.known and len(at)):
         return nothing_shared(len(at))
-    times = cpu.at_ns
-    ran, waited = np.diff(cpu.value), np.diff(delay.at(times))
-    step, there = np.diff(times), present(times, at, end)
-    wanted = most_at_once(samples, at, end)
+    times, there, work = process.cpu.at_ns, process.there, process.typical_work
     allowed = Counter.of(samples, CORES).value
-    cores = max(min(wanted, float(allowed.min()) if len(allowed) else wanted), 1.0)
-    alone = _used_alone(ran + waited, step, there, cores)
+    cores = max(min(process.most_at_once, float(allowed.min(initial=np.inf))), 1.0)
+    alone = _used_alone(process, cores)
     used = np.maximum(np.minimum(there * alone, cores), 1e-9)
-    others = ran * np.maximum(1 / used - 1 / np.maximum(there * alone, 1e-9), 0.0)
-    each = np.diff(delay_of_each(samples, at, end).value)
-    lost = np.minimum(each, np.maximum(step - ran / np.maximum(used, 1.0), 0.0))
-    work = typical_work(ran, there, times, at)
+    others = process.ran * np.maximum(1 / used - 1 / np.maximum(there * alone, 1e-9), 0.0)
+    each = np.diff(process.delay_of_each.value)
+    lost = np.minimum(each, np.maximum(process.step - process.ran / np.maximum(used, 1.0), 0.0))
     shared, taken = cumulative(times, others), cumulative(times, lost)
     met = np.maximum(shared.grown(at, end), 1.0)
     waits = _waits(at.astype(np.float64), work, alone, cores)
@@ -129,12 +115,13 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     )
 
 
-def _used_alone(wanted: Floats, step: Floats, there: Floats, cores: float) -> float:
+def _used_alone(process: ServiceProcess, cores: float) -> float:
     """Cores that a single request uses at once; 1 if that was not seen."""
-    single = np.abs(there - 1) < 1e-3
+    single = np.abs(process.there - 1) < 1e-3
     if np.count_nonzero(single) < _LEAST:
         return 1.0
-    return float(np.clip(wanted[single].sum() / step[single].sum(), 1.0, cores))
+    wanted = (process.ran + process.waited)[single].sum()
+    return float(np.clip(wanted / process.step[single].sum(), 1.0, cores))
 
 
 def _waits(at: Floats, work: float, alone: float, cores: float) -> Floats:

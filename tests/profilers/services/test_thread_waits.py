@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.evidence.outside.service_process import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
 from latfix.profilers.services.thread_waits import ThreadWaits
 
 #: Three threads wait for one lock, two for work in a queue, one in epoll; two and the main thread run Python.

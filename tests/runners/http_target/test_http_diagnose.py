@@ -19,16 +19,32 @@ from latfix.traffic.sent_ids import sent_id, trace_of
 from tests.runners.http_target.conftest import Planted
 
 Plant = Callable[..., Planted]
+OF_A_CROWD = ("host.contention", "observer")
+
+
+def write_arrivals(path: Path, at: np.ndarray, **fields: Any) -> Path:
+    """Traffic with these arrivals; a field is a value, or a function of the request's number."""
+    with path.open("w", encoding="utf-8") as file:
+        for k, arrival_s in enumerate(np.round(np.sort(at), 6).tolist()):
+            values = {name: value(k) if callable(value) else value for name, value in fields.items()}
+            file.write(json.dumps({"arrival_s": arrival_s, **values}) + "\n")
+    return path
 
 
 def write_traffic(path: Path, requests: int, gap_s: float, **fields: Any) -> Path:
-    rng = np.random.default_rng(4)
-    lines = []
-    for k, at in enumerate(np.cumsum(rng.exponential(gap_s, requests))):
-        values = {name: value(k) if callable(value) else value for name, value in fields.items()}
-        lines.append(json.dumps({"arrival_s": round(float(at), 6), **values}))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return write_arrivals(path, np.cumsum(np.random.default_rng(4).exponential(gap_s, requests)), **fields)
+
+
+def causes_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The causes by their ids, which sum to the tail's excess."""
+    assert sum(each["tail_ms"] for each in found["causes"]) == pytest.approx(found["tail"]["excess_ms"])
+    return {each["cause"]: each for each in found["causes"]}
+
+
+def largest(found: dict[str, Any]) -> str:
+    """The largest cause, except for those of which a crowded machine adds as much."""
+    others = {name: each["tail_ms"] for name, each in causes_of(found).items() if name not in OF_A_CROWD}
+    return max(others, key=lambda name: others[name])
 
 
 def diagnose(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], RunRecord]:
@@ -45,11 +61,7 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
     code, found, record = diagnose(tmp_path, *words, "--pid", str(service.pid))
     assert code == 0
     assert found["source"] == {"kind": "http", "path": service.at(), "unit": "request"}
-    by_cause = {cause["cause"]: cause["tail_ms"] for cause in found["causes"]}
-    assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
-    # On a crowded machine waiting for a core may be as large; an idle service has no other cause.
-    others = {name: ms for name, ms in by_cause.items() if name not in ("host.contention", "observer")}
-    assert max(others, key=lambda name: others[name]) == "external.dependency"
+    assert largest(found) == "external.dependency"
     assert found["stages_ms"]["queue"]["mean"] is None
     rows = record.requests
     stages = ("dispatch", "prepare", "compute", "finish")
@@ -176,11 +188,7 @@ def test_waits_between_threads_are_seen_from_outside(tmp_path: Path, planted: Pl
     service = planted(fault)
     traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.03, payload={})
     _, found, _ = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(service.pid))
-    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
-    assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
-    # On a crowded machine waiting for a core may be as large.
-    others = {name: ms for name, ms in by_cause.items() if name not in ("host.contention", "observer")}
-    assert max(others, key=lambda name: others[name]) == cause
+    assert largest(found) == cause
 
 
 @pytest.mark.slow
@@ -218,8 +226,7 @@ def test_what_the_services_metrics_report_is_in_the_ledger(
     traffic = write_traffic(tmp_path / "t.jsonl", 400, 0.02, **payload)
     code, found, _ = diagnose(tmp_path, service.at(path), "--traffic", str(traffic))
     assert code == 0
-    by_cause = {each["cause"]: each for each in found["causes"]}
-    assert sum(each["tail_ms"] for each in by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
+    by_cause = causes_of(found)
     assert max(by_cause, key=lambda name: by_cause[name]["tail_ms"]) == cause
     assert f"measured by interval, not by request ({metric}" in by_cause[cause]["evidence"]
     reported = {each["part"]: each for each in found["service"]["parts"]}
@@ -243,8 +250,7 @@ def test_the_services_log_is_joined_by_request(
     joining = ("--server-log", str(log), "--server-map", "db_ms=db_ms")
     code, found, record = diagnose(tmp_path, *words, *joining)
     assert code == 0
-    by_cause = {each["cause"]: each for each in found["causes"]}
-    assert sum(each["tail_ms"] for each in by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
+    by_cause = causes_of(found)
     assert max(by_cause, key=lambda name: by_cause[name]["tail_ms"]) == "external.dependency"
     dependency = by_cause["external.dependency"]
     assert dependency["class"] == "measured"
@@ -275,7 +281,7 @@ def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Pl
     service = planted("dependency")
     traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={})
     _, alone, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic))
-    assert "external.dependency" not in {each["cause"] for each in alone["causes"]}  # nothing shows it
+    assert "external.dependency" not in causes_of(alone)  # nothing shows it
     spans = []
     for row, k in enumerate(record.requests["index"].tolist()):
         trace, client = trace_of(record.meta.http["run"], record.traffic.ids[k])
@@ -291,13 +297,11 @@ def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Pl
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert code == 0
     assert found["verdict"] == "external.dependency"
-    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
-    assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
     parts = {each["part"]: each["typical_ms"] for each in found["service"]["parts"]}
     assert parts["queue"] == pytest.approx(0.5, abs=0.01)
     assert parts["compute"] == pytest.approx(3.0, abs=0.01)
     assert parts["network"] == pytest.approx(0.2, abs=0.2)
-    assert "for db" in next(each["evidence"] for each in found["causes"] if each["cause"] == "external.dependency")
+    assert "for db" in causes_of(found)["external.dependency"]["evidence"]
     assert sum("Without a partner" in note for note in found["notes"]) == 1
 
 

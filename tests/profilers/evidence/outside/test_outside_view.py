@@ -10,7 +10,8 @@ import pytest
 from latfix.gates.latency_change import latency_change
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.lock_waits import with_queue
-from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, in_line, least_idle, piles_up
+from latfix.profilers.evidence.outside.outside_view import in_line, piles_up
+from latfix.profilers.evidence.outside.service_process import ServiceProcess
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.queueing.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
@@ -108,14 +109,12 @@ def test_no_queue_is_found_where_there_is_none() -> None:
 def test_an_interval_divides_into_run_wait_and_idle() -> None:
     times = np.arange(0, 101 * MS, MS)
     cpu, runq = np.minimum(times, 40 * MS), np.clip(times - 40 * MS, 0, 20 * MS)
-    delayed, idle = divided(
-        samples(times, cpu_ns=cpu, runq_ns=runq), np.array([0, 60 * MS]), np.array([100 * MS] * 2)
-    )
-    assert delayed.tolist() == [20 * MS, 0]
-    assert idle.tolist() == [40 * MS, 40 * MS]
-    nothing = build_record().samples
-    assert [part.tolist() for part in divided(nothing, np.array([0]), np.array([5]))] == [[0], [0]]
-    assert {CPU, RUN_QUEUE} == {"server.cpu_ns", "server.runq_ns"}
+    start, end = np.array([0, 60 * MS]), np.array([100 * MS] * 2)
+    process = ServiceProcess.of(samples(times, cpu_ns=cpu, runq_ns=runq), start[:0], end[:0])
+    assert process.delayed(start, end).tolist() == [20 * MS, 0]
+    assert process.idle(start, end).tolist() == [40 * MS, 40 * MS]
+    unwatched = ServiceProcess.of(build_record().samples, start, end)
+    assert not unwatched.delayed(start, end).any() and not unwatched.idle(start, end).any()
 
 
 def test_a_burst_in_front_of_one_server_is_traffic() -> None:
@@ -208,10 +207,9 @@ def test_a_wait_for_a_core_that_is_counted_after_the_request_is_no_idle_time() -
     times = np.array([0, 5, 10, 15, 20, 25]) * MS
     watched = samples(times, cpu_ns=np.zeros(6), runq_ns=np.array([0, 0, 0, 0, 11, 11]) * MS)
     start, end = np.array([6 * MS]), np.array([17 * MS])
-    assert divided(watched, start, end)[1].tolist() == [round(6.6 * MS)]
-    assert least_idle(watched, start, end, (start, end)).tolist() == [0]
-    only_cpu = samples(times, cpu_ns=np.zeros(6))
-    assert least_idle(only_cpu, start, end, (start, end)).tolist() == [0]
+    assert ServiceProcess.of(watched, start, end).idle(start, end).tolist() == [round(6.6 * MS)]
+    for series in (watched, samples(times, cpu_ns=np.zeros(6))):
+        assert ServiceProcess.of(series, start, end).least_idle(start, end).tolist() == [0]
 
 
 def test_waits_of_others_for_a_core_are_not_those_of_a_request_that_sleeps() -> None:
