@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from latfix.arrays import Ints
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter
+from latfix.profilers.evidence.outside.standstills import streamed_parts
 from latfix.profilers.services.stage_metrics import upper_bound_s
 from latfix.results.diagnosis import Goodput, LatencyPart, ProcessFigures, ServiceFigures, StreamFigures
 from latfix.run_record.run_record import RunRecord, Throughput
@@ -77,24 +77,15 @@ def _streams(record: RunRecord) -> StreamFigures | None:
     ok = record.measured & (rows["status"] == Status.OK) & (rows["chunks"] > 0)
     if not ok.any():
         return None
-    flat = np.concatenate([np.zeros(0, np.int64), *(gaps for _, gaps in _gaps_ns(record))])
+    gaps = [np.diff(times) for times in streamed_parts(record.events).values()]
     tokens = int(rows["output_tokens"][ok].sum())
     return StreamFigures(
         requests=int(np.count_nonzero(ok)),
         first_token_ms=summarize_ms(rows["first_token_ns"][ok]),
-        gap_ms=summarize_ms(flat),
+        gap_ms=summarize_ms(np.concatenate([np.zeros(0, np.int64), *gaps])),
         output_tokens=tokens,
         output_tokens_per_s=tokens / _seconds(record),
     )
-
-
-def _gaps_ns(record: RunRecord) -> list[tuple[int, Ints]]:
-    """Of each streamed answer, its request and the gaps between its parts."""
-    events = record.events
-    return [
-        (int(events["request"][k]), np.asarray(events["detail"][k].get("gaps_us", []), dtype=np.int64) * 1000)
-        for k in np.flatnonzero(events["kind"] == "stream").tolist()
-    ]
 
 
 def _goodput(record: RunRecord) -> Goodput | None:
@@ -105,7 +96,8 @@ def _goodput(record: RunRecord) -> Goodput | None:
     good = record.measured & (rows["status"] == Status.OK)
     streamed = rows["chunks"] > 0
     tokens = np.maximum(np.maximum(rows["output_tokens"], rows["chunks"]) - 1, 1)
-    longest_of = {request: int(gaps.max(initial=0)) for request, gaps in _gaps_ns(record)}
+    parts = streamed_parts(record.events)
+    longest_of = {request: int(np.diff(times).max(initial=0)) for request, times in parts.items()}
     longest = np.array([longest_of.get(request, 0) for request in rows["index"].tolist()], dtype=np.int64)
     values = {
         "latency": rows["latency_ns"] / 1e6,
@@ -125,25 +117,24 @@ def _process(record: RunRecord) -> ProcessFigures | None:
     if not cpu.known or pid is None:
         return None
     span = max(float(cpu.at_ns[-1] - cpu.at_ns[0]), 1.0)
-    throttled = Counter.of(record.samples, THROTTLED)
+    throttled, waiting = (Counter.of(record.samples, name) for name in (THROTTLED, RUN_QUEUE))
+    minor, major, voluntary, involuntary = (
+        int(Counter.of(record.samples, f"server.{name}").total) for name in ("minflt", "majflt", "vcsw", "icsw")
+    )
     gpu = Counter.of(record.samples, "nvml.own_sm_util").value
     resident = Counter.of(record.samples, "server.rss_bytes").value
     return ProcessFigures(
         pid=int(pid),
-        cpu_cores=_grown(cpu) / span,
-        waiting_cores=_grown(Counter.of(record.samples, RUN_QUEUE)) / span,
-        throttled_ms=_grown(throttled) / 1e6 if throttled.known else None,
-        minor_faults=int(_grown(Counter.of(record.samples, "server.minflt"))),
-        major_faults=int(_grown(Counter.of(record.samples, "server.majflt"))),
-        voluntary_switches=int(_grown(Counter.of(record.samples, "server.vcsw"))),
-        involuntary_switches=int(_grown(Counter.of(record.samples, "server.icsw"))),
+        cpu_cores=cpu.total / span,
+        waiting_cores=waiting.total / span,
+        throttled_ms=throttled.total / 1e6 if throttled.known else None,
+        minor_faults=minor,
+        major_faults=major,
+        voluntary_switches=voluntary,
+        involuntary_switches=involuntary,
         resident_bytes=int(resident[-1]) if len(resident) else 0,
         gpu_util=float(gpu.mean()) if len(gpu) else None,
     )
-
-
-def _grown(counter: Counter) -> float:
-    return float(counter.value[-1] - counter.value[0]) if counter.known else 0.0
 
 
 def _metrics(record: RunRecord) -> dict[str, dict[str, float]]:

@@ -66,9 +66,9 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    total = np.ptp(readings) if len(readings := Counter.of(evidence.samples, THROTTLED).value) else 0.0
+    total = from_ns(Counter.of(evidence.samples, THROTTLED).total)
     return (
-        f"the service's control group was throttled for {from_ns(total)} in total; it stopped {figures.requests} "
+        f"the service's control group was throttled for {total} in total; it stopped {figures.requests} "
         f"requests, for up to {milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
     )
 

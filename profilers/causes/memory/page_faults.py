@@ -100,7 +100,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    major, minor, disk = (_grown(evidence, name) for name in (MAJOR_FAULTS, MINOR_FAULTS, DISK))
+    major, minor, disk = (Counter.of(evidence.samples, name).total for name in (MAJOR_FAULTS, MINOR_FAULTS, DISK))
     waited = (
         f"its threads waited {from_ns(disk)} for disks"
         if disk
@@ -110,11 +110,6 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         f"the service's process had {minor:,.0f} minor page faults, and {major:,.0f} major ones, for which memory is "
         f"read from a disk; {waited}; {own_and_propagated(figures)}."
     )
-
-
-def _grown(evidence: Evidence, name: str) -> float:
-    readings = Counter.of(evidence.samples, name).value
-    return float(np.ptp(readings)) if len(readings) else 0.0
 
 
 CAUSE = Cause(

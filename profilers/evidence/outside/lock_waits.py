@@ -165,8 +165,7 @@ def _collections(samples: Columns, alone: Intervals) -> Intervals:
     if counted is None or not len(alone):
         return NO_INTERVALS
     during = counted.grown_around(alone.start, alone.end) > 0
-    total = float(counted.value[-1] - counted.value[0])
-    if _share(during) < _COLLECTED or total > _COLLECTIONS * len(alone):
+    if _share(during) < _COLLECTED or counted.total > _COLLECTIONS * len(alone):
         return NO_INTERVALS
     return _chosen(alone, during)
 

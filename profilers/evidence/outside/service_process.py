@@ -57,6 +57,11 @@ class Counter:
         """True if there are at least two readings."""
         return len(self.at_ns) > 1
 
+    @property
+    def total(self) -> float:
+        """Growth from the first reading to the last; zero if it was not read."""
+        return float(self.value[-1] - self.value[0]) if len(self.value) else 0.0
+
     def grown(self, start: Ints, end: Ints) -> Floats:
         """Growth over each interval, interpolated linearly between readings; zero if it was not read."""
         return np.maximum(self.at(end) - self.at(start), 0.0)

@@ -76,7 +76,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
     :param at: ``(n,)`` when each request reached the service; ``answered`` its first byte, ``end`` its last.
     :param index: ``(n,)`` indices of the requests, as in events of streamed answers.
     """
-    parts = _parts(events)
+    parts = streamed_parts(events)
     life = np.unique(np.concatenate([answered, end, *parts.values()]))
     gaps = np.diff(life)
     if len(gaps) < 10:
@@ -136,8 +136,8 @@ def _silence(moments: Ints, start: int, stop: int) -> int:
     return (int(after.min()) if len(after) else stop) - int(before.max(initial=int(moments[0])))
 
 
-def _parts(events: Columns) -> dict[int, Ints]:
-    """By request, the times of the parts of a streamed answer."""
+def streamed_parts(events: Columns) -> dict[int, Ints]:
+    """By request, the times of the parts of a streamed answer, nanoseconds."""
     kinds = events["kind"]
     found = {}
     for k in np.flatnonzero(kinds == "stream").tolist() if len(kinds) else ():
