@@ -246,10 +246,11 @@ def _is_answered(status: str) -> bool:
 
 
 def span_times(spans: Sequence[SpanRecord]) -> dict[str, int]:
-    """Nanoseconds by name; a moment in several spans belongs to the one that began first."""
+    """Nanoseconds by name, whatever a caller gave as one; a moment in several spans is that of the earliest."""
     times: dict[str, int] = {}
     covered = 0
     for span in sorted(spans, key=lambda span: span.start_ns):
-        times[span.name] = times.get(span.name, 0) + max(span.end_ns - max(span.start_ns, covered), 0)
+        name = str(span.name)
+        times[name] = times.get(name, 0) + max(span.end_ns - max(span.start_ns, covered), 0)
         covered = max(covered, span.end_ns)
     return times

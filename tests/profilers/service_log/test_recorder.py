@@ -113,6 +113,12 @@ def test_blocks_nest_and_spans_go_to_the_innermost(tmp_path: Path) -> None:
     assert (table.parts["db"][table.route == outer] == 0).all()
 
 
+def test_a_span_whose_name_is_no_text_does_not_end_the_record(tmp_path: Path) -> None:
+    with latfix.record(tmp_path), latfix.span(("db", 1)):  # type: ignore[arg-type]
+        pass
+    assert set(_table(tmp_path).parts) >= {"('db', 1)"}
+
+
 def test_blocks_of_generators_end_in_any_order_and_in_any_context(tmp_path: Path) -> None:
     shared = latfix.record(tmp_path, route="shared")
 
