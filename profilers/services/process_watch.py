@@ -39,18 +39,15 @@ class ProcessWatch:
             raise InputError(f"--pid: found no process {pid}; expected the number of the service's process")
         if not (self._proc / str(pid) / "task" / str(pid) / "schedstat").exists():
             raise InputError(f"--pid: found no schedstat of process {pid}; expected a kernel with CONFIG_SCHED_INFO")
-        #: For the dictionaries by thread.
+        #: For the threads that are read.
         self._lock = threading.Lock()
         self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
         self._waits = ThreadWaits(self._proc, pid)
-        self._threads: dict[str, KeptOpen] = {}
-        self._times: dict[str, tuple[int, int]] = {}
+        #: By thread, its file and counters: on-CPU time, run-queue delay, voluntary and involuntary switches, disk
+        #: ticks; and their sums of threads that ended.
+        self._threads: dict[str, tuple[KeptOpen, list[int]]] = {}
+        self._ended = [0] * 5
         self._faults: dict[int, tuple[int, int]] = {}
-        self._switches: dict[str, tuple[int, int]] = {}
-        self._disk: dict[str, int] = {}
-        #: Totals of ended threads: on-CPU time and run-queue delay; voluntary and involuntary switches; disk ticks.
-        self._ended_times = self._ended_switches = (0, 0)
-        self._ended_disk = 0
         self.processes: tuple[int, ...] = ()
         self._counted = 0
         self.look_around()
@@ -89,7 +86,7 @@ class ProcessWatch:
                 self._forget(gone)
             for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
                 with contextlib.suppress(OSError):
-                    self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
+                    self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128), [0] * 5
             self._waits.look_around(self._threads)
             self._counted = self._count_threads()
 
@@ -98,14 +95,14 @@ class ProcessWatch:
         if self._count_threads() != self._counted:
             self.look_around()
         with self._lock:
-            for thread, file in list(self._threads.items()):
+            for thread, (file, counters) in list(self._threads.items()):
                 try:
                     words = file.read().split()
-                    self._times[thread] = (int(words[0]), int(words[1]))
+                    counters[:2] = int(words[0]), int(words[1])
                 except (OSError, IndexError):  # the thread ended
                     self._forget(thread)
                     self._counted = 0
-            cpu, runq = _sum(self._ended_times, *self._times.values())
+            cpu, runq, *_ = self._sums()
             reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
             if self._throttle.available:
                 reading["server.throttled_ns"] = self._throttle.throttled_ns()
@@ -118,30 +115,26 @@ class ProcessWatch:
         """
         self.look_around()
         cores: set[int] = set()
-        switches: dict[str, tuple[int, int]] = {}
-        disk: dict[str, int] = {}
         resident = 0
         for pid in self.processes:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = _fields(self._proc / str(pid) / "stat")
                 self._faults[pid] = (int(fields[7]), int(fields[9]))
                 resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
-        for thread in tuple(self._threads):  # takes milliseconds, for which the fast readings do not wait
+        with self._lock:
+            threads = list(self._threads.items())
+        for thread, (_, counters) in threads:  # takes milliseconds, for which no other poll waits
             with contextlib.suppress(OSError, ValueError):
                 status = (self._proc / thread / "status").read_text(errors="replace")
-                switches[thread] = _switches(status)
+                counters[2:4] = _switches(status)
                 cores |= _cores(status)
             with contextlib.suppress(OSError, ValueError, IndexError):
-                disk[thread] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
-        minor, major = _sum((0, 0), *self._faults.values())
+                counters[4] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
         with self._lock:
-            self._switches |= {thread: pair for thread, pair in switches.items() if thread in self._threads}
-            self._disk |= {thread: ticks for thread, ticks in disk.items() if thread in self._threads}
-            voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
-            disk_ticks = self._ended_disk + sum(self._disk.values())
+            _, _, voluntary, involuntary, disk_ticks = self._sums()
         return {
-            "server.minflt": minor,
-            "server.majflt": major,
+            "server.minflt": sum(minor for minor, _ in self._faults.values()),
+            "server.majflt": sum(major for _, major in self._faults.values()),
             "server.disk_ns": disk_ticks * _TICK_NS,
             "server.vcsw": voluntary,
             "server.icsw": involuntary,
@@ -152,7 +145,7 @@ class ProcessWatch:
 
     def close(self) -> None:
         self._waits.close()
-        for file in self._threads.values():
+        for file, _ in self._threads.values():
             file.close()
 
     def _count_threads(self) -> int:
@@ -165,10 +158,13 @@ class ProcessWatch:
 
     def _forget(self, thread: str) -> None:
         """Close an ended thread's file, and keep its counters in the sums."""
-        self._threads.pop(thread).close()
-        self._ended_times = _sum(self._ended_times, self._times.pop(thread, (0, 0)))
-        self._ended_switches = _sum(self._ended_switches, self._switches.pop(thread, (0, 0)))
-        self._ended_disk += self._disk.pop(thread, 0)
+        file, counters = self._threads.pop(thread)
+        file.close()
+        self._ended = [before + more for before, more in zip(self._ended, counters, strict=True)]
+
+    def _sums(self) -> list[int]:
+        """The counters of all threads, including those that ended."""
+        return [sum(each) for each in zip(self._ended, *(own for _, own in self._threads.values()), strict=True)]
 
     def _tree(self, pid: int) -> list[int]:
         """The process and its descendants."""
@@ -183,10 +179,6 @@ class ProcessWatch:
                     text = (thread / "children").read_text()
                     pending += [int(word) for word in text.split()]
         return result
-
-
-def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
-    return sum(first for first, _ in pairs), sum(second for _, second in pairs)
 
 
 def _fields(stat: Path) -> list[str]:
