@@ -86,9 +86,9 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
     moments = {int(index[k]): np.concatenate([[at[k]], parts.get(int(index[k]), answered[k : k + 1]), [end[k]]])
                for k in range(len(at))}  # fmt: skip
     begin, length, fits, chances, fresh = [], [], [], [], np.zeros(len(at), dtype=bool)
-    waits = np.concatenate([np.diff(times) for times in parts.values()] or [gaps])
-    usual, rate = float(np.median(waits)), (len(at) - 1) / max(float(np.ptp(at)), 1.0)
-    silent = usual if parts else float(np.median(answered - at))
+    waits = np.concatenate([gaps[:0], *(np.diff(times) for times in parts.values())])
+    usual, rate = float(np.median(waits if len(waits) else gaps)), (len(at) - 1) / max(float(np.ptp(at)), 1.0)
+    silent = usual if len(waits) else float(np.median(answered - at))
     order = np.argsort(at, kind="stable")
     longest = int((end - at).max(initial=0))
     for k in np.flatnonzero(gaps > limit).tolist():

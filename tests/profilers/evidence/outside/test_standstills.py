@@ -13,7 +13,7 @@ from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, present, recorded, spent
+from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, present, recorded, spent
 from tests.profilers.samples import sample_columns
 
 Series = tuple[np.ndarray, np.ndarray]
@@ -110,6 +110,15 @@ def stopped() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         still = (end > moment) & (at < moment + 150 * MS)
         end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
     return at, end, stops
+
+
+def test_streams_of_one_part_each_stand_still_as_plain_answers_do() -> None:
+    at, end, stops = stopped()
+    _, _, events = streams(np.zeros(N, dtype=bool), at[:0], at)
+    for detail in events["detail"]:
+        detail["gaps_us"] = []
+    still = find_standstills(at, end, end, np.arange(N), {**events, "t_ns": end})
+    assert len(still.everyone) > len(stops) / 2
 
 
 def idle(end: np.ndarray, **more: Series) -> Columns:
