@@ -224,11 +224,8 @@ class Evidence:
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """One sampled series: times and values."""
-        keep = self.samples["series"] == name if len(self.samples["series"]) else np.zeros(0, bool)
-        return (
-            np.asarray(self.samples["t_ns"][keep], dtype=np.int64),
-            np.asarray(self.samples["value"][keep], dtype=np.float64),
-        )
+        counter = Counter.of(self.samples, name)
+        return counter.at_ns.astype(np.int64), counter.value
 
     def latest(self, name: str, default: float = 0.0) -> float:
         """A sampled series' last value; ``default`` if it was not read or is not positive."""
