@@ -40,6 +40,7 @@ def in_a_loop(runner: Runner, request: Any) -> Any:
         ({"value": 1, "deadline_ms": 1e13}, True),
         ({"value": 1, "n": 1e300}, True),
         (Request(id="x", arrival_s=0.0, features={"value": 1, "n": float("nan")}), True),
+        ([("value", 1)], False),
         (Request(id="x", arrival_s=0.0, priority="urgent"), False),  # type: ignore[arg-type]
         (Request(id="x", arrival_s=0.0, deadline_ms=float("inf")), False),
         (Request(id="x", arrival_s=0.0, deadline_ms="soon"), False),  # type: ignore[arg-type]
@@ -58,7 +59,7 @@ def test_no_request_ends_the_engine(make_runner: MakeRunner, hostile: Any, serve
             with pytest.raises(InputError, match=r"^request: "):
                 call(runner, hostile)
     assert runner.infer_sync({"value": 2}) == 4.0
-    assert runner.serving and not runner._engine.ended_threads()
+    assert runner.serving and not runner._engine.ended_threads() and runner.stats().in_flight == 0
 
 
 @pytest.mark.parametrize("value", [1, -1])

@@ -94,14 +94,6 @@ def test_errors_are_one_tree() -> None:
     assert not issubclass(InputError, latfix.RequestError)
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "value", [("value", 1)], {"value": object()}, {"priority": "urgent"}])
-def test_an_invalid_request_is_refused_before_it_enters(make_runner: MakeRunner, wrong: Any) -> None:
-    runner = make_runner()
-    with pytest.raises(InputError, match="request: "):
-        runner.infer_sync(wrong)
-    assert runner.stats().in_flight == 0 and runner.infer_sync({"value": 1}) == 2.0
-
-
 def test_many_more_requests_than_rows_from_threads_and_event_loops_at_once(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
