@@ -13,6 +13,7 @@ from tests.profilers.evidence.outside.test_outside_view import (
     MS,
     N,
     arrivals,
+    held_up,
     present,
     recorded,
     samples,
@@ -114,11 +115,8 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(
     away: bool, at_python: bool, cause: str
 ) -> None:
     """A loop that waits for the interpreter's lock itself is not the one that holds it."""
-    at, ordinary = arrivals(200.0), np.full(N, 10 * MS)
-    end, stops = at + ordinary, np.arange(1_000 * MS, int(at[-1]), 1_100 * MS)
-    for moment in stops:
-        still = (end > moment) & (at < moment + 150 * MS)
-        end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
+    at = arrivals(200.0)
+    end, stops = held_up(at, np.full(N, 10 * MS))
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
     held = present(times, stops, stops + 150 * MS) > 0
     none = np.zeros(len(times))

@@ -87,6 +87,15 @@ def busy_while_serving(at: np.ndarray, end: np.ndarray, idle: np.ndarray) -> Col
     return samples(times, cpu_ns=spent(times, at, end - idle), runq_ns=np.zeros(len(times)))
 
 
+def held_up(at: np.ndarray, took: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every 1.1 s no request is answered for 150 ms, then all go on together: their ends, and when that begins."""
+    end, stops = at + took, np.arange(1_000 * MS, int(at[-1]), 1_100 * MS)
+    for moment in stops:
+        still = (end > moment) & (at < moment + 150 * MS)
+        end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
+    return end, stops
+
+
 def largest(found: Diagnosis) -> str:
     assert found.ledger.conservation_error_ns() == 0
     return max(found.causes, key=lambda cause: cause.tail_ms).cause
@@ -255,10 +264,7 @@ def test_larger_inputs_are_known_from_features() -> None:
 
 def test_a_standstill_of_all_is_not_a_dependency() -> None:
     at, ordinary = arrivals(200.0), services()
-    end = at + ordinary
-    for moment in range(1_000 * MS, int(at[-1]), 1_100 * MS):
-        still = (end > moment) & (at < moment + 150 * MS)
-        end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
+    end, _ = held_up(at, ordinary)
     idle = np.maximum(end - at - ordinary, 0)
     found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, idle)))
     assert largest(found) == "unexplained"

@@ -13,7 +13,7 @@ from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, present, recorded, spent
+from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, held_up, present, recorded, spent
 from tests.profilers.samples import sample_columns
 
 Series = tuple[np.ndarray, np.ndarray]
@@ -102,18 +102,9 @@ def test_pauses_of_a_service_that_does_not_stream_are_no_prefill() -> None:
     assert found["unexplained"] > 0.9
 
 
-def stopped() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Requests that take 10 ms, and 150 ms in which none is answered every 1.1 s."""
-    at = arrivals(100.0)
-    end, stops = at + 10 * MS, np.arange(1_000 * MS, int(at[-1]), 1_100 * MS)
-    for moment in stops:
-        still = (end > moment) & (at < moment + 150 * MS)
-        end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
-    return at, end, stops
-
-
 def test_streams_of_one_part_each_stand_still_as_plain_answers_do() -> None:
-    at, end, stops = stopped()
+    at = arrivals(100.0)
+    end, stops = held_up(at, np.full(N, 10 * MS))
     _, _, events = streams(np.zeros(N, dtype=bool), at[:0], at)
     for detail in events["detail"]:
         detail["gaps_us"] = []
@@ -153,7 +144,8 @@ def scraped(stops: np.ndarray, end: np.ndarray, extra: int = 0) -> Series:
 def test_one_thread_that_computes_while_all_requests_stand_still(
     waiters: bool, counted: int | None, cause: str
 ) -> None:
-    at, end, stops = stopped()
+    at = arrivals(100.0)
+    end, stops = held_up(at, np.full(N, 10 * MS))
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
     held = present(times, stops, stops + 150 * MS) > 0
     more: dict[str, Series] = {}
@@ -170,7 +162,8 @@ def test_one_thread_that_computes_while_all_requests_stand_still(
 
 
 def test_an_idle_process_keeps_no_lock() -> None:
-    at, end, stops = stopped()
+    at = arrivals(100.0)
+    end, stops = held_up(at, np.full(N, 10 * MS))
     counters = idle(end, **{_COLLECTIONS: scraped(stops, end)})
     found = parts_of(diagnose(recorded(at, end, samples=counters), bootstrap=50))
     assert found.get("python.gc", 0.0) == 0.0 and found.get("python.gil", 0.0) == 0.0
