@@ -119,9 +119,7 @@ def test_threads_that_end_stay_in_the_sums_and_new_ones_are_found(machine: FakeM
     watch.close()
 
 
-def test_threads_may_end_while_two_polls_read_at_once(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_may_end_while_two_polls_read_at_once(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """One poll forgets a thread that the other is about to read."""
     watch = ProcessWatch(7, machine.root)
     polls: list[threading.Thread] = []

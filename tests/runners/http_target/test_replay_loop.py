@@ -172,9 +172,7 @@ def test_an_idle_connection_is_not_polled_for_writing(tmp_path: Path) -> None:
 
     (tmp_path / "segments").mkdir()
     log, endpoint = RequestLog(tmp_path, 0), Endpoint(family=socket.AF_INET, place=(), tls=None, name="")
-    loop = ReplayLoop(
-        endpoint, bytes, log, threading.Event(), timeout_ns=9, keep_alive=True, report=lambda *_: None
-    )
+    loop = ReplayLoop(endpoint, bytes, log, threading.Event(), timeout_ns=9, keep_alive=True, report=lambda *_: None)
     loop.schedule([0])
     connection = loop._carriers[0] = Done(endpoint)
     connection.slot = 0
