@@ -115,8 +115,9 @@ class ServiceProcess:
     """Counters of the process, and requests that it served side by side.
 
     :param cpu: time of its threads on cores; ``delay`` their run-queue delay; ``threads`` their number.
-    :param begun: ``(n,)`` when these requests began, in ascending order; ``ended`` likewise. Figures between readings
-        are ``(k - 1,)`` for ``k`` readings of ``cpu``.
+    :param begun: ``(n,)`` when these requests began, in ascending order; ``ended`` likewise.
+    :param step: ``(k - 1,)`` time between readings of ``cpu``; ``ran`` time on cores and ``waited`` run-queue delay
+        that was counted then; ``there`` the mean number of requests.
     """
 
     cpu: Counter
@@ -124,12 +125,20 @@ class ServiceProcess:
     threads: Counter
     begun: Ints
     ended: Ints
+    step: Floats
+    ran: Floats
+    waited: Floats
+    there: Floats
 
     @classmethod
     def of(cls, samples: Columns, begun: Ints, ended: Ints) -> ServiceProcess:
         """The process, by the series of a record."""
         cpu, delay, threads = (Counter.of(samples, name) for name in (CPU, RUN_QUEUE, THREADS))
-        return cls(cpu=cpu, delay=delay, threads=threads, begun=np.sort(begun), ended=np.sort(ended))
+        begun, ended, step = np.sort(begun), np.sort(ended), np.diff(cpu.at_ns)
+        inside = np.diff(_since(begun, cpu.at_ns) - _since(ended, cpu.at_ns)) / np.maximum(step, 1.0)
+        waited = np.diff(delay.at(cpu.at_ns))
+        between = {"step": step, "ran": np.diff(cpu.value), "waited": waited, "there": inside}
+        return cls(cpu=cpu, delay=delay, threads=threads, begun=begun, ended=ended, **between)
 
     @property
     def known(self) -> bool:
@@ -193,32 +202,6 @@ class ServiceProcess:
         return cumulative(self.cpu.at_ns, np.where(there <= 1, wanted, 0.0))
 
     @cached_property
-    def step(self) -> Floats:
-        """Time between two readings."""
-        return np.diff(self.cpu.at_ns)
-
-    @cached_property
-    def ran(self) -> Floats:
-        """Time on cores between two readings."""
-        return np.diff(self.cpu.value)
-
-    @cached_property
-    def waited(self) -> Floats:
-        """Run-queue delay that was counted between two readings."""
-        return np.diff(self.delay.at(self.cpu.at_ns))
-
-    @cached_property
-    def there(self) -> Floats:
-        """Mean number of requests between two readings."""
-        times = self.cpu.at_ns
-
-        def since(moments: Ints) -> Floats:
-            count = np.searchsorted(moments, times, side="right")
-            return np.asarray(count * times - np.concatenate([[0.0], np.cumsum(moments.astype(np.float64))])[count])
-
-        return np.asarray(np.diff(since(self.begun) - since(self.ended)) / np.maximum(self.step, 1.0))
-
-    @cached_property
     def delay_of_each(self) -> Counter:
         """The run-queue delay, of each reading in equal parts for the requests that were there.
 
@@ -274,6 +257,12 @@ class ServiceProcess:
         order = np.argsort(each)
         below = np.cumsum(came[order])
         return float(each[order][np.searchsorted(below, below[-1] / 2)])
+
+
+def _since(moments: Ints, times: Floats) -> Floats:
+    """The time since all moments before each time, summed up."""
+    count = np.searchsorted(moments, times, side="right")
+    return np.asarray(count * times - np.concatenate([[0.0], np.cumsum(moments.astype(np.float64))])[count])
 
 
 def _when_waited(counted: Floats, room: Floats, there: Ints | Floats) -> Floats:

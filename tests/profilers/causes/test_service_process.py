@@ -8,15 +8,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.outside.test_outside_view import (
-    MS,
-    N,
-    arrivals,
-    busy_while_serving,
-    recorded,
-    services,
-    spent,
-)
+from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, services, spent
 from tests.profilers.samples import sample_columns
 
 RARELY = 250 * MS
@@ -32,14 +24,14 @@ def watched(at: np.ndarray, end: np.ndarray, idle: np.ndarray, **rare: np.ndarra
 
     :param rare: by series, what each request adds to it.
     """
-    series: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    series = {"server.cpu_ns": (times, spent(times, at, end - idle)), "server.runq_ns": (times, np.zeros(len(times)))}
     seldom = np.arange(0, int(end.max()) + RARELY, RARELY)
     order = np.argsort(end)
     for name, added in rare.items():
         total = np.concatenate([[0.0], np.cumsum(added[order])])
         series[f"server.{name}"] = (seldom, total[np.searchsorted(end[order], seldom, side="right")])
-    often = busy_while_serving(at, end, idle)
-    return {name: np.concatenate([column, often[name]]) for name, column in sample_columns(series).items()}
+    return sample_columns(series)
 
 
 @pytest.mark.parametrize(

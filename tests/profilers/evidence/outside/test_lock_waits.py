@@ -20,6 +20,7 @@ from tests.profilers.evidence.outside.test_outside_view import (
     served,
     services,
 )
+from tests.profilers.evidence.outside.test_shared_cores import computed
 
 BEFORE, AFTER = 4 * MS, 3 * MS
 
@@ -79,23 +80,7 @@ def test_waits_for_work_and_for_helpers_are_no_locks() -> None:
 def test_the_interpreter_s_lock_is_shared_by_all_that_are_there() -> None:
     at = arrivals(25.0)
     work = np.where(np.random.default_rng(2).random(N) < 0.05, 80 * MS, 8 * MS)
-    end, left, now = np.zeros(N, np.int64), work.astype(np.float64), 0.0
-    todo = list(range(N))
-    active: list[int] = []  # one runs at a time, in turn: processor sharing
-    while todo or active:
-        upcoming = float(at[todo[0]]) if todo else np.inf
-        if not active:
-            now = upcoming
-        step = min((left[k] * len(active) for k in active), default=np.inf)
-        until = min(upcoming, now + step)
-        for k in active:
-            left[k] -= (until - now) / len(active)
-        now = until
-        for k in [k for k in active if left[k] < 1]:
-            end[k] = int(now)
-            active.remove(k)
-        if todo and now >= at[todo[0]]:
-            active.append(todo.pop(0))
+    end, _ = computed(at, work, 1.0)
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
     there = present(times, at, end)
     busy = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
