@@ -152,14 +152,6 @@ async def reporting_queue(body: Any, write: Write) -> None:
     await write(b"0\r\n\r\n")
 
 
-async def reporting_compute(_body: Any, write: Write) -> None:
-    """Like Triton: its counters say that the model computes for longer in the bad times."""
-    began = time.monotonic()
-    await asyncio.sleep(0.15 if in_a_bad_time() else 0.005)
-    report(compute=time.monotonic() - began, e2e=time.monotonic() - began, queue=0.0)
-    await answer(write, {"model_name": "m", "outputs": []})
-
-
 async def logging_requests(_body: Any, write: Write) -> None:
     """Logs each request with its id, on a clock that is an hour off; one in twenty waits for the database."""
     began = time.monotonic()
@@ -176,24 +168,19 @@ async def logging_requests(_body: Any, write: Write) -> None:
 
 
 def metrics_page() -> str:
-    """Metrics in the form of vLLM or Triton, of the model that is asked for and of another one."""
-    of = {name: REPORTED.get(name, 0.0) for name in ("queue", "prefill", "decode", "compute", "e2e", "requests")}
-    lines = []
-    if sys.argv[1] == "reporting_queue":
-        names = {"queue": "request_queue_time", "prefill": "request_prefill_time", "decode": "request_decode_time",
-                 "e2e": "e2e_request_latency"}  # fmt: skip
-        for stage, name in names.items():
-            for part, value in (("sum", of[stage]), ("count", of["requests"])):
-                lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="planted"}} {value}')
-                lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="other"}} {COUNTED["requests"]}')
-            lines.append(f'vllm:{name}_seconds_bucket{{engine="0",model_name="planted",le="0.5"}} {of["requests"]}')
-        lines.append('vllm:num_requests_waiting{engine="0",model_name="planted"} 0')
-    else:
-        lines.append(f'nv_inference_request_success{{model="m",version="1"}} {of["requests"]}')
-        lines.append('nv_inference_request_success{model="other",version="1"} 1000')
-        for stage, name in (("queue", "queue"), ("compute", "compute_infer"), ("e2e", "request")):
-            lines.append(f'nv_inference_{name}_duration_us{{model="m",version="1"}} {1e6 * of[stage]}')
-            lines.append(f'nv_inference_{name}_duration_us{{model="other",version="1"}} 5e9')
+    """Metrics in the form of vLLM, of the model that is asked for and of another one."""
+    lines = ['vllm:num_requests_waiting{engine="0",model_name="planted"} 0']
+    for stage, name in (
+        ("queue", "request_queue_time"),
+        ("prefill", "request_prefill_time"),
+        ("decode", "request_decode_time"),
+        ("e2e", "e2e_request_latency"),
+    ):
+        for part, of in (("sum", stage), ("count", "requests")):
+            planted = REPORTED.get(of, 0.0)
+            lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="planted"}} {planted}')
+            lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="other"}} {COUNTED["requests"]}')
+        lines.append(f'vllm:{name}_seconds_bucket{{engine="0",model_name="planted",le="0.5"}} {planted}')
     return "\n".join(lines) + "\n"
 
 
@@ -238,7 +225,6 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "kserve": kserve,
     "logging_requests": logging_requests,
     "reporting_queue": reporting_queue,
-    "reporting_compute": reporting_compute,
     "unstable": unstable,
     "lock": in_a_thread(behind_a_lock),
     "interpreter": in_a_thread(computing_python),
@@ -271,7 +257,7 @@ async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
                 await answer(write, {"data": [{"id": "planted"}]})
             elif path == b"/v2/models/m":
                 await answer(write, KSERVE)
-            elif path == b"/metrics" and "reporting" in sys.argv[1]:
+            elif path == b"/metrics" and sys.argv[1] == "reporting_queue":
                 COUNTED["requests"] += 100  # of the other model
                 page = metrics_page().encode()
                 await write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
