@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from numbers import Real
 from pathlib import Path
 
 from latfix.config.workload_toml import WorkloadSpec
@@ -109,7 +110,8 @@ class LiveRecord:
                 ended = self._stop.wait(_LOOK_S)
                 for number, request in [self._lines.popleft() for _ in range(len(self._lines))]:
                     priority = PRIORITIES.index(request.priority)
-                    file.write(json.dumps([number, request.id, priority, dict(request.features)]) + "\n")
+                    line = json.dumps([number, request.id, priority, dict(request.features)], default=_plain)
+                    file.write(line + "\n")
                 file.flush()
                 writer.check()
                 # Another process may have deleted the part to make room.
@@ -136,6 +138,11 @@ class LiveRecord:
             cores=usable_cores(),
             t0_ns=self._recorder.t0_ns,
         )
+
+
+def _plain(value: object) -> float | str:
+    """A feature of a type that JSON does not know: NumPy's numbers, or anything else in a program's own request."""
+    return float(value) if isinstance(value, Real) else str(value)
 
 
 def _size(part: Path) -> int:

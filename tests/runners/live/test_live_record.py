@@ -35,6 +35,15 @@ def _serve(runner: latfix.Runner, count: int, payload: Callable[[int], Any] = la
             assert k % 50 == 0
 
 
+def test_features_of_any_type_are_recorded(make_runner: MakeRunner, tmp_path: Path) -> None:
+    runner = make_runner(load={"record": tmp_path / "log"}, warmup_requests=0)
+    for k in range(1, 4):
+        features: dict[str, Any] = {"value": np.int64(k), "kind": Path("x")}
+        runner.infer_sync(latfix.Request(id=f"r{k}", arrival_s=0.0, features=features))
+    runner.close()
+    assert RunRecord.load(tmp_path / "log").traffic.features["value"].tolist() == [1, 2, 3]
+
+
 def test_every_request_is_recorded_with_its_features(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(load={"record": tmp_path / "log"}, warmup_requests=0)
     _serve(runner, 200)
