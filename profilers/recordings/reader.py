@@ -7,15 +7,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from latfix.errors import InputError, input_error
-from latfix.files.decompressed import CUT_OFF, open_decompressed
+from latfix.files.decompressed import CUT_OFF, open_decompressed, open_text
 from latfix.files.regular_file import check_regular
 from latfix.results.diagnosis import Diagnosis
 
-#: Decompressed bytes by which a file is recognized.
-_HEAD_BYTES = 1 << 16
+#: Decompressed bytes by which a file is recognized; more if its first line is JSON and longer.
+_HEAD_BYTES, _LONGEST_LINE = 1 << 16, 1 << 20
 #: Limits on the files of a folder that are considered: how many, and how deep.
 _MOST_FILES, _DEEPEST = 400, 3
 
@@ -96,6 +96,21 @@ def damaged(path: Path, what: str, reason: object, *, todo: str = "record it aga
     raise input_error(path, None, words, what, todo)
 
 
+@contextlib.contextmanager
+def opened(path: Path, what: str, *, text: bool = True) -> Iterator[IO[bytes]]:
+    """A file, decompressed.
+
+    :param what: the expected content.
+    :param text: as UTF-8.
+    :raises InputError: its compression is damaged or cut off.
+    """
+    try:
+        with open_text(path) if text else open_decompressed(path) as file:
+            yield file
+    except CUT_OFF as error:
+        damaged(path, what, f"compressed data that is damaged or cut off ({error})")
+
+
 def _files(folder: Path, depth: int) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -110,8 +125,11 @@ def _head(path: Path) -> bytes:
     head = b""
     file: Any = open_decompressed(path)
     with file, contextlib.suppress(*CUT_OFF):  # the readable part of a damaged file is enough to recognize it
-        while len(head) < _HEAD_BYTES and (part := file.read1(_HEAD_BYTES - len(head))):
+        most = _HEAD_BYTES
+        while len(head) < most and (part := file.read1(most - len(head))):
             head += part
+            if len(head) == _HEAD_BYTES and head.startswith(b"{") and b"\n" not in head:
+                most = _LONGEST_LINE
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return head.decode("utf-16", "ignore").encode()
     return head.removeprefix(codecs.BOM_UTF8)

@@ -108,20 +108,11 @@ def _reader(
     return Reader(kind=kind, reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
 
 
-def _diagnose_requests(
-    name: str, read: Callable[[Path], RequestTable], recorded: Recorded, options: ReadOptions
-) -> Diagnosis:
-    if options.mapping:
-        raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
-    return diagnose_table(read(recorded.path), recorded.path, options)
-
-
-def _diagnose_text(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    return diagnose_table(text_log.read(recorded.path, options.mapping, options.pattern), recorded.path, options)
-
-
-def _diagnose_mapped(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    return diagnose_table(mapped_log.read(recorded.path, options.mapping), recorded.path, options)
+def _reader_of_log(name: str) -> Reader:
+    knows, read = _LOGS[name]
+    return _reader(
+        "requests", name, knows, lambda file, options: diagnose_table(read(file.path, options), file.path, options)
+    )
 
 
 def read_requests(path: Path, options: ReadOptions) -> RequestTable:
@@ -130,20 +121,21 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     :raises InputError: the format is unknown, or a mapping is given for a format with known fields.
     """
     head = recorded_at(path).head
-    if options.pattern:
-        return text_log.read(path, options.mapping, options.pattern)
-    for name, (knows, read) in _TABLES.items():
-        if name == access_log.NAME and text_log.knows(head):
-            return text_log.read(path, options.mapping)
-        if knows(head):
-            if options.mapping:
-                raise InputError(
-                    f"{path}: found {name}, whose fields are known; leave out --time and similar options"
-                )
-            return read(path)
-    if mapped_log.knows(head):
-        return mapped_log.read(path, options.mapping)
-    raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, text_log.NAME, mapped_log.NAME)))
+    for name, (knows, read) in _LOGS.items():
+        if name == text_log.NAME if options.pattern else knows(head):
+            return read(path, options)
+    raise input_error(path, None, "no log of requests", "; ".join(_LOGS))
+
+
+def _unmapped(name: str, read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:
+    """Reads a format whose fields are known."""
+
+    def checked(path: Path, options: ReadOptions) -> RequestTable:
+        if options.mapping:
+            raise InputError(f"{path}: found {name}, whose fields are known; leave out --map, --time and the like")
+        return read(path)
+
+    return checked
 
 
 def read_spans(path: Path) -> SpanTable | None:
@@ -177,7 +169,7 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
 def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     steps = vllm.read_steps(recorded.path)
     table = RequestTable(
-        arrival_ns=steps.end_ns - steps.length_ns,
+        arrival_ns=np.cumsum(steps.length_ns) - steps.length_ns,
         latency_ns=steps.length_ns,
         status=np.zeros(len(steps.end_ns), np.int8),
         features={
@@ -197,7 +189,7 @@ def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorde
     tables = []
     for file in recorded.inside:
         if file not in steps:
-            name = next((name for name, (knows, _) in _TABLES.items() if knows(file.head)), None)
+            name = next((name for name in _FIXED if _LOGS[name][0](file.head)), None)
             if name is not None:
                 tables.append((file, name))
     return tables, steps
@@ -213,7 +205,7 @@ def _knows_pair(recorded: Recorded) -> bool:
 def _diagnose_pair(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     tables, steps = _parts(recorded)
     file, name = tables[0]
-    table = _TABLES[name][1](file.path)
+    table = _LOGS[name][1](file.path, ReadOptions())
     began = datetime.fromtimestamp((table.start_unix_ns or 0) / 1e9, UTC)
     year = began.year if table.start_unix_ns else None
     return diagnose_table(_with_steps(table, vllm.read_steps(steps[0].path, year=year)), recorded.path, options)
@@ -231,20 +223,21 @@ def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
     return replace(table, steps=aligned, facts={**table.facts, "steps": len(steps.end_ns)})
 
 
-#: Formats with known fields that are read into a table of requests.
-_TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], RequestTable]]] = {
-    har.NAME: (har.knows, har.read),
-    aiperf.NAME: (aiperf.knows, aiperf.read),
-    vllm.BENCH: (vllm.knows_bench, vllm.read_bench),
-    guidellm.NAME: (guidellm.knows, guidellm.read),
-    triton_trace.NAME: (triton_trace.knows, triton_trace.read),
-    triton_trace.EXPORT: (triton_trace.knows_export, triton_trace.read_export),
-    access_log.NAME: (access_log.knows, access_log.read),
+#: Logs with one entry per request.
+_LOGS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    har.NAME: (har.knows, _unmapped(har.NAME, har.read)),
+    aiperf.NAME: (aiperf.knows, _unmapped(aiperf.NAME, aiperf.read)),
+    vllm.BENCH: (vllm.knows_bench, _unmapped(vllm.BENCH, vllm.read_bench)),
+    guidellm.NAME: (guidellm.knows, _unmapped(guidellm.NAME, guidellm.read)),
+    triton_trace.NAME: (triton_trace.knows, _unmapped(triton_trace.NAME, triton_trace.read)),
+    triton_trace.EXPORT: (triton_trace.knows_export, _unmapped(triton_trace.EXPORT, triton_trace.read_export)),
+    text_log.NAME: (text_log.knows, lambda path, options: text_log.read(path, options.mapping, options.pattern)),
+    # Some text logs look like one without a latency.
+    access_log.NAME: (access_log.knows, _unmapped(access_log.NAME, access_log.read)),
+    mapped_log.NAME: (mapped_log.knows, lambda path, options: mapped_log.read(path, options.mapping)),
 }
-_OF_TABLES = {
-    name: _reader("requests", name, knows, partial(_diagnose_requests, name, read))
-    for name, (knows, read) in _TABLES.items()
-}
+#: Those with known fields.
+_FIXED = tuple(name for name in _LOGS if name not in (text_log.NAME, mapped_log.NAME))
 #: Formats of spans, by name.
 _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]] = {
     otlp_spans.NAME: (otlp_spans.knows, otlp_spans.read),
@@ -253,7 +246,7 @@ _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]
     f"{otlp_spans.NAME} in protocol buffers": (otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
 }
 #: Reads any text log if a pattern is given.
-TEXT_LOG = _reader("requests", text_log.NAME, text_log.knows, _diagnose_text)
+TEXT_LOG = _reader_of_log(text_log.NAME)
 
 READERS: tuple[Reader, ...] = (
     Reader(
@@ -262,11 +255,11 @@ READERS: tuple[Reader, ...] = (
         knows=_knows_pair,
         read=_diagnose_pair,
     ),
-    *(reader for name, reader in _OF_TABLES.items() if name != access_log.NAME),
+    *(_reader_of_log(name) for name in _FIXED if name != access_log.NAME),
     *(_reader("spans", name, knows, partial(_diagnose_spans, read)) for name, (knows, read) in _SPANS.items()),
     _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps),
     _reader("requests", prometheus_histograms.NAME, prometheus_histograms.knows, prometheus_histograms.diagnose),
     TEXT_LOG,
-    _OF_TABLES[access_log.NAME],  # some text logs look like one without a latency
-    _reader("requests", mapped_log.NAME, mapped_log.knows, _diagnose_mapped),
+    _reader_of_log(access_log.NAME),
+    _reader_of_log(mapped_log.NAME),
 )

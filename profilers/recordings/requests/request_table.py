@@ -27,7 +27,9 @@ def http_status(code: int) -> int:
         return Status.TIMEOUT
     if code in (429, 503):
         return Status.SHED
-    return CANCELLED if code == 499 else Status.ERROR if code >= 500 else Status.OK
+    if code in (0, 460, 499):  # left before an answer: in Envoy's logs, AWS's and nginx's
+        return CANCELLED
+    return Status.ERROR if code >= 500 else Status.OK
 
 
 def routes_of(words: Sequence[str]) -> dict[str, Any]:

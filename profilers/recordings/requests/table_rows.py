@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.formatting import shown
+from latfix.formatting import finite, shown
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, Gaps, RequestTable, routes_of
 from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS
 from latfix.stages import Status
@@ -109,10 +109,9 @@ class TableRows:
 
 
 def number_or_nan(value: object) -> float:
-    """A value as a float; NaN if it is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return float(value)
+    """A value as a float; NaN if it is no finite number."""
+    number = finite(value)
+    return math.nan if number is None else number
 
 
 def ns_of(value: object, unit_ns: int, most: int = LONGEST_NS) -> int | None:

@@ -14,29 +14,17 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.errors import InputError, input_error
-from latfix.files.decompressed import CUT_OFF, open_text
+from latfix.errors import input_error
 from latfix.files.strict_json import MALFORMED
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import damaged
+from latfix.profilers.recordings.reader import opened
 
 #: Nanoseconds of the units at the end of column names.
 UNITS_NS: dict[str, int] = {
-    "ns": 1,
-    "nanos": 1,
-    "nanoseconds": 1,
-    "us": 1_000,
-    "usec": 1_000,
-    "micros": 1_000,
-    "microseconds": 1_000,
-    "ms": 1_000_000,
-    "msec": 1_000_000,
-    "millis": 1_000_000,
-    "milliseconds": 1_000_000,
-    "s": 1_000_000_000,
-    "sec": 1_000_000_000,
-    "secs": 1_000_000_000,
-    "seconds": 1_000_000_000,
+    **dict.fromkeys(("ns", "nanos", "nanoseconds"), 1),
+    **dict.fromkeys(("us", "usec", "micros", "microseconds"), 1_000),
+    **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), 1_000_000),
+    **dict.fromkeys(("s", "sec", "secs", "seconds"), 1_000_000_000),
 }
 #: The latest time since 1970: half the range of 64-bit integers, so that sums do not overflow.
 LATEST_NS = 2**62
@@ -68,14 +56,11 @@ class BadLines:
     count: int = 0
     first: tuple[int, str] | None = field(default=None)
 
-    def add(self, line: int, result: str) -> None:
-        self.count += 1
+    def add(self, line: int, result: str, count: int = 1) -> None:
+        """Count lines, of which the first is described."""
+        self.count += count
         if self.first is None:
             self.first = (line, result)
-
-    def error(self) -> InputError:
-        line, result = self.first or (1, "nothing")
-        return input_error(self.file, line, result, self.expected, "")
 
     def check(self, good: int) -> None:
         """Refuse a file with mostly unusable lines.
@@ -83,7 +68,8 @@ class BadLines:
         :raises InputError: more lines are bad than good.
         """
         if self.count > good:
-            raise self.error()
+            line, result = self.first or (1, "nothing")
+            raise input_error(self.file, line, result, self.expected)
 
     def notes(self) -> tuple[str, ...]:
         """For the reader of the diagnosis."""
@@ -99,29 +85,40 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
     :raises InputError: the file cannot be read, or its compression is cut off.
     """
-    number = 0
-    try:
-        with open_text(path) as file:
-            for number, line in enumerate(file, 1):
-                if text := line.decode().strip():
-                    yield number, text
-    except CUT_OFF as error:
-        damaged(path, "a whole file", f"compressed data that is damaged or cut off after line {number} ({error})")
+    with opened(path, "a whole file") as file:
+        for number, line in enumerate(file, 1):
+            if text := line.decode().strip():
+                yield number, text
 
 
-def json_lines(path: Path, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of JSON Lines, with their line numbers from 1.
+def json_objects(path: Path, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of JSON Lines with their line numbers from 1, or the only object of a file.
 
-    :raises InputError: a line holds no object.
+    :raises InputError: a line, or the file, holds no object.
     """
-    for number, line in lines_of(path):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise input_error(path, number, f"{shown(line, 40)} ({_why(error)})", expected, _DAMAGED) from error
+    lines = lines_of(path)
+    number, line = next(lines, (1, ""))
+    value = json_object(line)
+    if value is None:  # its first line is only a part of it
+        value = json_document(path, expected)
         if not isinstance(value, dict):
-            raise input_error(path, number, shown(line, 40), expected)
+            raise input_error(path, None, f"a {type(value).__name__}", expected)
+        yield 1, value
+        return
+    yield number, value
+    for number, line in lines:
+        if (value := json_object(line)) is None:
+            raise input_error(path, number, shown(line, 40), expected, _DAMAGED)
         yield number, value
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The object that a text holds; ``None`` if it holds something else."""
+    try:
+        value = json.loads(text)
+    except MALFORMED:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def json_document(path: Path, expected: str) -> Any:
@@ -130,10 +127,8 @@ def json_document(path: Path, expected: str) -> Any:
     :raises InputError: it is no JSON, or cut off.
     """
     try:
-        with open_text(path) as file:
+        with opened(path, expected) as file:
             return json.loads(file.read())
-    except CUT_OFF as error:
-        damaged(path, expected, f"compressed data that is damaged or cut off ({error})")
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise input_error(path, line, f"invalid JSON ({_why(error)})", expected, _DAMAGED) from error
@@ -162,13 +157,7 @@ def entry_of(path: Path, where: str, expected: str, line: int | None = None) -> 
 def begins_with_object(head: bytes) -> dict[str, Any] | None:
     """The object in the first line of JSON Lines; ``None`` if there is none, or the line is cut off."""
     first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
-    if not newline and len(head) >= 1 << 16:
-        return None
-    try:
-        value = json.loads(first)
-    except MALFORMED:
-        return None
-    return value if isinstance(value, dict) else None
+    return None if not newline and len(head) >= 1 << 16 else json_object(first)
 
 
 def unit_of(name: str) -> int | None:
@@ -182,10 +171,10 @@ def route_of(request: str) -> str:
     return NUMBER_IN_PATH.sub("/*", request.partition("?")[0])
 
 
-def epoch_unit(largest: float) -> int:
-    """Nanoseconds of the unit of times since 1970, guessed from the largest one; seconds for small numbers."""
+def epoch_unit(typical: float) -> int:
+    """Nanoseconds of the unit of times since 1970, guessed from a typical one; seconds for small numbers."""
     for unit, bound in ((1, 1e17), (1_000, 1e14), (1_000_000, 1e11)):
-        if largest > bound:
+        if typical > bound:
             return unit
     return 1_000_000_000
 

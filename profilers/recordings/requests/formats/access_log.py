@@ -22,9 +22,8 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.errors import input_error
-from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import damaged
+from latfix.profilers.recordings.reader import damaged, opened
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable, http_status
 from latfix.profilers.recordings.requests.text_source import (
     LONGEST_NS,
@@ -85,8 +84,10 @@ def knows(head: bytes) -> bool:
 
 
 def _is_line(line: str) -> bool:
+    if line[:1] in "{":
+        return False
     values = _blank_split(line)
-    return line[:1] not in "{" and _stamp(values) is not None and any(map(_REQUEST.match, values[:12]))
+    return _stamp(values) is not None and any(map(_REQUEST.match, values[:12]))
 
 
 def _stamp(values: list[str]) -> int | None:
@@ -192,11 +193,8 @@ def read(path: Path) -> RequestTable:
 
 
 def _first_lines(path: Path) -> list[str]:
-    try:
-        with open_text(path) as file:
-            return [file.readline().decode("utf-8", "replace").rstrip("\r\n") for _ in range(_LOOKED_AT * 5)]
-    except CUT_OFF as error:
-        damaged(path, "an access log", f"compressed data that is damaged or cut off ({error})")
+    with opened(path, "an access log") as file:
+        return [file.readline().decode("utf-8", "replace").rstrip("\r\n") for _ in range(_LOOKED_AT * 5)]
 
 
 class _Log:
@@ -206,19 +204,20 @@ class _Log:
         self._path, self._layout, self._bad = path, layout, bad
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._routes: dict[str, int] = {}
-        self._retried: list[str] = []
+        self._retried: list[tuple[int, str]] = []
         self.good = 0
 
     def read(self) -> None:
         """Read all lines."""
         try:
-            with open_text(self._path) as file:
+            with opened(self._path, "an access log") as file:
                 for block in _tables(file, self._layout, self._skip):
                     self._add(block)
             if self._retried:  # requests with several upstreams
-                for block in _tables(io.BytesIO("\n".join(self._retried).encode()), self._layout, self._leave_out):
+                lines = "\n".join(text for _, text in self._retried)
+                for block in _tables(io.BytesIO(lines.encode()), self._layout, self._leave_out):
                     self._add(block)
-        except (ValueError, *CUT_OFF) as error:  # ValueError: pyarrow's
+        except ValueError as error:  # pyarrow's
             damaged(self._path, "an access log", error)
 
     def _skip(self, row: Any) -> str:
@@ -227,11 +226,11 @@ class _Log:
         if joined == row.text:
             self._bad.add(row.number or 0, shown(row.text or "", 60))
         else:
-            self._retried.append(joined)
+            self._retried.append((row.number or 0, joined))
         return "skip"
 
     def _leave_out(self, row: Any) -> str:
-        self._bad.add(0, shown(row.text or "", 60))
+        self._bad.add(self._retried[(row.number or 1) - 1][0], shown(row.text or "", 60))
         return "skip"
 
     def _add(self, block: Any) -> None:
@@ -249,11 +248,13 @@ class _Log:
         latency = _durations(column("latency"), unit_ns)
         stamp = _stamps(column("stamp"), column("zone") if "zone" in places else None)
         status = _numbers(column("status"), np.int64)
-        good = (latency >= 0) & (stamp > UNKNOWN) & (status >= 100) & (status < 600)
-        for row in np.flatnonzero(~good)[:1].tolist():
+        answered = (status == 0) | ((status >= 100) & (status < 600))  # proxies write 0 if the client left before
+        good = (latency >= 0) & (stamp > UNKNOWN) & answered
+        left = np.flatnonzero(~good)
+        if len(left):
+            row = int(left[0])
             values = f"latency {column('latency')[row].as_py()!r}, status {column('status')[row].as_py()!r}"
-            self._bad.add(self.good + row + 1, values)
-        self._bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
+            self._bad.add(self.good + row + 1, values, len(left))
         self._columns["latency"].append(latency[good])
         self._columns["stamp"].append(stamp[good])
         self._columns["status"].append(_STATUSES[status[good]])

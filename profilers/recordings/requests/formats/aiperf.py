@@ -14,7 +14,7 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, entry_of, json_lines
+from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, entry_of, json_objects
 from latfix.stages import Status
 
 NAME = "AIPerf profile_export.jsonl"
@@ -34,7 +34,7 @@ def read(path: Path) -> RequestTable:
     :raises InputError: a line is no record.
     """
     rows, warmup = TableRows(), 0
-    for number, record in json_lines(path, _EXPECTED):
+    for number, record in json_objects(path, _EXPECTED):
         metadata, metrics = record.get("metadata"), record.get("metrics") or {}
         if not isinstance(metadata, dict) or not isinstance(metrics, dict):
             raise input_error(path, number, "a line without metadata or metrics", _EXPECTED)

@@ -49,7 +49,7 @@ def _add(rows: TableRows, entry: Mapping[str, Any]) -> None:
     request, response, timings = entry["request"], entry.get("response") or {}, entry.get("timings") or {}
     times = {name: ns_of(timings.get(name), _MS) for name in ("blocked", "dns", "connect", *_STAGES)}
     code, latency = int(response.get("status") or 0), ns_of(entry.get("time"), _MS)
-    status = http_status(code) if code else CANCELLED
+    status = http_status(code)
     size = ns_of(request.get("bodySize"), 1)
     rows.add(
         arrival_ns=instant_ns(str(entry["startedDateTime"])),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv as plain_csv
 import io
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,9 +24,8 @@ import numpy.typing as npt
 
 from latfix.arrays import Floats, Ints
 from latfix.errors import InputError, input_error
-from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import damaged, recorded_at
+from latfix.profilers.recordings.reader import damaged, opened, recorded_at
 from latfix.profilers.recordings.requests.request_table import (
     CANCELLED,
     UNKNOWN,
@@ -45,6 +43,7 @@ from latfix.profilers.recordings.requests.text_source import (
     epoch_unit,
     instants_ns,
     json_document,
+    json_object,
     lines_of,
     resolution_ns,
     route_of,
@@ -57,8 +56,8 @@ from latfix.traffic.feature_expressions import Expression
 NAME = "CSV or JSON Lines with a latency (--map latency=COLUMN)"
 _EXPECTED = "a table of requests with a latency and a time"
 EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 8601)"
-#: Columns by name, and the line of the first row.
-Block = tuple[Mapping[str, Any], int]
+#: Columns by name, and the line of each row.
+Block = tuple[Mapping[str, Any], Sequence[int]]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
 _OTHERS = ("status", "route", "id", "user")
@@ -114,6 +113,7 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
 #: Durations in Go's format.
 _SPAN = re.compile(r"([0-9.]+) ?(h|ms|µs|μs|us|ns|m|s)")
 _SPAN_NS = {**UNITS_NS, "µs": 1_000, "μs": 1_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
+_ANSWERED, _NO_ANSWER = (re.compile(rf"\s*{code}(\.0)?\s*") for code in ("2[0-9]{2}", "0+"))
 _OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
@@ -121,6 +121,8 @@ _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_excee
 #: The name of a column whose name was there before.
 _COPY = re.compile(r"#\d+$")
 _AT_ONCE, _LOOKED_AT, _FIRST_ROWS = 100_000, 100, 10
+#: Objects within objects whose values are columns.
+_DEEPEST = 12
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
@@ -169,10 +171,11 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
         return _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, tuple(first_values), wanted, bad)
 
     table = read_blocks(path, first_values, _parsed(mapping), blocks, bad)
-    copies = [name for name in first_values if _COPY.search(name)]
+    named = {name: _COPY.sub("", name) for name in first_values}
+    copies = [name for name, whole in named.items() if whole and whole != name and whole in named]
     if by_line or not copies:
         return table
-    twice = ", ".join(dict.fromkeys(_COPY.sub("", name) for name in copies))
+    twice = ", ".join(dict.fromkeys(named[name] for name in copies))
     note = f"The header has {twice} more than once: the first is read; the others are named {', '.join(copies[:3])}."
     return replace(table, notes=(*table.notes, note))
 
@@ -210,18 +213,18 @@ def read_blocks(
     wanted = tuple(dict.fromkeys(column for role in roles for column in role.columns))
     needed = {column for role in roles if role.name in ("latency", *_MOMENTS) for column in role.columns}
     columns: dict[str, list[Any]] = {role.name: [] for role in roles}
-    total = 0
-    for block, first in blocks(wanted, needed):
-        n = len(next(iter(block.values()), []))
-        values = {role.name: _values(role, block, n) for role in roles}
+    total, timed = 0, roles
+    for block, lines in blocks(wanted, needed):
+        timed = [_with_unit(role, block, len(lines)) for role in timed]
+        values = {role.name: _values(role, block, len(lines)) for role in timed}
         good = _usable(values)
-        for row in np.flatnonzero(~good)[:1].tolist():
-            result = ", ".join(f"{name} {shown(_plain(block[name][row]), 20)}" for name in wanted[:2])
-            bad.add(first + row, result)
-        bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
+        left = np.flatnonzero(~good)
+        if len(left):
+            result = ", ".join(f"{name} {shown(_plain(block[name][int(left[0])]), 20)}" for name in wanted[:2])
+            bad.add(int(lines[int(left[0])]), result, len(left))
         for name, column in values.items():
             columns[name].append(column[good])
-        total += int(np.count_nonzero(good))
+        total += len(good) - len(left)
     if not total and not bad.count:
         raise input_error(path, 1, "no requests", _EXPECTED)
     bad.check(total)
@@ -293,23 +296,19 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             yield number, value if isinstance(value, dict) else None
         return
     for number, line in lines_of(path):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        yield number, record if isinstance(record, dict) else None
+        yield number, json_object(line)
 
 
 def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def _flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(record: Mapping[str, Any], before: str = "", depth: int = _DEEPEST) -> dict[str, Any]:
     """Values by dotted name."""
     result: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, dict):
-            result |= _flat(value, f"{before}{name}.")
+        if isinstance(value, dict) and depth:
+            result |= _flat(value, f"{before}{name}.", depth - 1)
         else:
             result[before + name] = value
     return result
@@ -361,11 +360,11 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
         todo = "name the latency: --map latency_ms=COLUMN"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
-    latency = by_name.get("latency")
-    if latency is not None and latency.unit_ns is None:
-        column = latency.columns[0] if latency.columns else "COLUMN"
-        todo = f"give its unit: --map latency_ms={column} (ns, us, ms or s)"
-        raise input_error(path, 1, f"latency {column!r} without a unit", "a unit in its name", todo)
+    for name in _TIMES:
+        if name in by_name and by_name[name].unit_ns is None:
+            column = by_name[name].columns[0]
+            todo = f"give its unit: --map {name}_ms={column} (ns, us, ms or s)"
+            raise input_error(path, 1, f"{name} {column!r} without a unit", "a unit in its name", todo)
     return roles
 
 
@@ -380,6 +379,8 @@ def _mapped(path: Path, name: str, text: str, names: Sequence[str]) -> Role:
     if missing:
         there = ", ".join(names[:12])
         raise InputError(f"--map {name}: found no column {missing[0]!r} in {path}; expected one of: {there}")
+    if role in _OTHERS and not isinstance(source, str):
+        raise InputError(f"--map {name}: found the expression {text!r}; expected a column of {path}")
     if unit is None and isinstance(source, str) and (role in _TIMES or role in _MOMENTS):
         unit = _unit(source)
     if unit is not None and role not in (*_TIMES, *_MOMENTS):
@@ -404,28 +405,26 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-def _json_blocks(path: Path, wanted: Sequence[str], bad: BadLines) -> Iterator[tuple[dict[str, list[Any]], int]]:
+def _json_blocks(path: Path, wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
     block: dict[str, list[Any]] = {name: [] for name in wanted}
+    lines: list[int] = []
     nested = any("." in name for name in wanted)
-    first = 0
     for number, record in _records(path):
         if record is None:
             bad.add(number, "no object")
             continue
         record = _flat(record) if nested else record
-        first = first or number
+        lines.append(number)
         for name in wanted:
             block[name].append(record.get(name))
-        if len(block[wanted[0]]) >= _AT_ONCE:
-            yield block, first
-            block, first = {name: [] for name in wanted}, 0
-    if block[wanted[0]]:
-        yield block, first
+        if len(lines) >= _AT_ONCE:
+            yield block, lines
+            block, lines = {name: [] for name in wanted}, []
+    if lines:
+        yield block, lines
 
 
-def _csv_blocks(
-    path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines
-) -> Iterator[tuple[dict[str, Any], int]]:
+def _csv_blocks(path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -434,8 +433,8 @@ def _csv_blocks(
         return "skip"
 
     at, skipped = 2, bad.count
-    try:
-        with open_text(path) as file:
+    with opened(path, _EXPECTED) as file:
+        try:
             delimiter = _delimiter(file.readline().decode("utf-8", "replace"))
             lines = _CountedLines(file)
             reader = csv.open_csv(
@@ -452,16 +451,15 @@ def _csv_blocks(
                 ),
             )
             for batch in reader:
-                yield {name: batch.column(name) for name in wanted}, at
+                if batch.num_rows:
+                    yield {name: batch.column(name) for name in wanted}, range(at, at + batch.num_rows)
                 at += batch.num_rows
-        if lines.count > at - 2 + bad.count - skipped:  # empty lines, or values of several lines
-            _find_unclosed_quote(path, delimiter.encode() * (len(names) - 1), bad)
-    except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            return
-        damaged(path, _EXPECTED, error)
-    except CUT_OFF as error:
-        damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
+        except pa.ArrowInvalid as error:
+            if "Empty CSV" in str(error):
+                return
+            damaged(path, _EXPECTED, error)
+    if lines.count > at - 2 + bad.count - skipped:  # empty lines, or values of several lines
+        _find_unclosed_quotes(path, delimiter.encode(), len(names), bad)
 
 
 class _CountedLines(io.RawIOBase):
@@ -480,32 +478,72 @@ class _CountedLines(io.RawIOBase):
         return data
 
 
-def _find_unclosed_quote(path: Path, delimiters: bytes, bad: BadLines) -> None:
-    """Count the rows that a quote hides because it is not closed in its own line.
+def _find_unclosed_quotes(path: Path, delimiter: bytes, cells: int, bad: BadLines) -> None:
+    """Count the rows that a quote hides because it is not closed in its own row.
 
-    :param delimiters: as many as a row has. The lines of a text in a cell hardly have them all.
+    A text of several lines ends with a quote before a delimiter or the end of a line; a row's own quote does not.
     """
-    opened = 0
-    with open_text(path) as file:
+    closes = re.compile(rb'(?:[^"]|"")*"\s*(?:' + re.escape(delimiter) + rb"|$)")
+    begun, hidden = 0, 0
+
+    def count() -> None:
+        if hidden:
+            bad.add(begun, "a quote that is not closed, which hides the rows after it", hidden)
+
+    with opened(path, _EXPECTED) as file:
         for number, line in enumerate(file, 1):
-            if opened and line.count(delimiters[:1]) >= len(delimiters):
-                bad.add(opened, "a quote that is not closed, which hides the rows after it")
+            hidden += bool(begun) and line.count(delimiter) >= cells - 1
             if line.count(b'"') % 2:
-                opened = 0 if opened else number
+                if begun and not closes.match(line):
+                    count()
+                begun, hidden = 0 if begun else number, 0
+    count()
 
 
 def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
     if role.name in _OTHERS:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
-        texts = np.array(["" if word is None else str(word) for word in words], dtype=object)
-        return statuses_of(texts.tolist()) if role.name == "status" else texts
-    if not isinstance(role.source, str):
-        inputs = {name: _numbers(block[name]) for name in role.columns}
-        return _scaled(role, np.array([_evaluated(role.source, inputs, row) for row in range(n)]))
-    if role.name in _MOMENTS:
-        return _moments(role, block[role.source])
-    return _scaled(role, _numbers(block[role.source]))
+        texts = ["" if word is None else str(word) for word in words]
+        if role.name == "status":
+            return statuses_of(texts)
+        routes = {word: route_of(word) for word in set(texts)} if role.name == "route" else {}
+        return np.array([routes.get(word, word) for word in texts], dtype=object)
+    if role.name in _MOMENTS and not _are_numbers(role, block, n):
+        return instants_ns(block[role.columns[0]])
+    numbers = _numbers_of(role, block, n)
+    scaled = _scaled(role, numbers)
+    if role.name not in _MOMENTS or not isinstance(role.source, str) or numbers.dtype == np.int64:
+        return scaled
+    exact = decimals_ns(block[role.source], role.unit_ns or UNITS_NS["s"])
+    return np.where((exact >= 0) & (scaled != UNKNOWN), exact, scaled)
+
+
+def _numbers_of(role: Role, block: Mapping[str, Any], n: int) -> Any:
+    """``(n,)`` the numbers of a role's column or expression."""
+    if isinstance(role.source, str):
+        return _numbers(block[role.source])
+    inputs = {name: _numbers(block[name]) for name in role.columns}
+    return np.array([_evaluated(role.source, inputs, row) for row in range(n)], dtype=np.float64)
+
+
+def _few_numbers(role: Role, block: Mapping[str, Any], n: int) -> Any:
+    """The finite numbers among a role's first ones; empty if they are dates."""
+    few = min(n, _LOOKED_AT)
+    numbers = _numbers_of(role, {name: block[name][:few] for name in role.columns}, few)
+    finite = numbers[np.isfinite(numbers)]
+    return finite if 2 * len(finite) >= few else finite[:0]
+
+
+def _are_numbers(role: Role, block: Mapping[str, Any], n: int) -> bool:
+    return not isinstance(role.source, str) or len(_few_numbers(role, block, n)) > 0
+
+
+def _with_unit(role: Role, block: Mapping[str, Any], n: int) -> Role:
+    """The role with the unit of times that are numbers: the same in all blocks, and not that of a wrong one."""
+    if role.name not in _MOMENTS or role.unit_ns is not None or not len(few := _few_numbers(role, block, n)):
+        return role
+    return replace(role, unit_ns=epoch_unit(float(np.median(few))))
 
 
 def _evaluated(expression: Expression, inputs: Mapping[str, Floats], row: int) -> float:
@@ -516,10 +554,10 @@ def _evaluated(expression: Expression, inputs: Mapping[str, Floats], row: int) -
 
 
 def _scaled(role: Role, numbers: Any) -> Any:
-    """Times in whole nanoseconds, :data:`UNKNOWN` if invalid; features unmodified."""
+    """Times in whole nanoseconds, :data:`UNKNOWN` if invalid; features, NaN if they are no finite number."""
     if role.unit_ns is None and role.name not in _MOMENTS:
-        return numbers.astype(np.float64)
-    unit = role.unit_ns or epoch_unit(float(np.nanmax(numbers, initial=0.0)))
+        return np.where(np.isfinite(numbers), numbers, np.nan)
+    unit = role.unit_ns or UNITS_NS["s"]
     most = LATEST_NS if role.name in _MOMENTS else LONGEST_NS
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(numbers) | (numbers < 0) | (numbers > most // unit)
@@ -566,31 +604,25 @@ def _span_ns(text: str) -> float:
         return float("nan")
 
 
-def _moments(role: Role, column: Any) -> Ints:
-    few = _numbers(column[:_LOOKED_AT])
-    if not len(few) or np.isfinite(few).mean() >= 0.5:
-        numbers = _numbers(column)
-        scaled = np.asarray(_scaled(role, numbers))
-        if numbers.dtype == np.int64 or not len(numbers):
-            return scaled
-        exact = decimals_ns(column, role.unit_ns or epoch_unit(float(np.nanmax(numbers, initial=0.0))))
-        return np.where((exact >= 0) & (scaled != UNKNOWN), exact, scaled)
-    return instants_ns(column)
+def _latency(values: Mapping[str, Any]) -> Any:
+    """``(n,)`` nanoseconds, :data:`UNKNOWN` if not known."""
+    if "latency" in values:
+        return values["latency"]
+    begin, end = values["arrival"], values["end"]
+    return np.where((begin >= 0) & (end >= begin) & (end - begin <= LONGEST_NS), end - begin, UNKNOWN)
 
 
 def _usable(values: Mapping[str, Any]) -> Any:
-    """True for rows with the times they need; a request that did not end ok needs no latency."""
-    latency = values["latency"] if "latency" in values else values["end"] - values["arrival"]
-    good = latency >= 0 if "status" not in values else (latency >= 0) | (values["status"] != Status.OK)
-    for name in _MOMENTS:
-        if name in values:
-            good = good & (values[name] >= 0)
-    return good
+    """True for rows with the times they need; a request that did not end ok needs no latency and no end."""
+    good = _latency(values) >= 0
+    if "status" in values:
+        good = good | (values["status"] != Status.OK)
+    needed = next((values[name] for name in _MOMENTS if name in values), None)
+    return good if needed is None else good & (needed >= 0)
 
 
 def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> RequestTable:
-    latency = columns["latency"] if "latency" in columns else columns["end"] - columns["arrival"]
-    latency = np.maximum(latency, UNKNOWN)
+    latency = _latency(columns)
     moments = next((columns[name] for name in _MOMENTS if name in columns), None)
     if moments is None:
         arrival = np.arange(len(latency), dtype=np.int64)
@@ -609,7 +641,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         parts=parts,
         first_ns=columns.get("first"),
         features=features,
-        **routes_of([route_of(word) for word in columns.get("route", ())]),
+        **routes_of(list(columns.get("route", ()))),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
         user=_users(columns["user"].tolist()) if "user" in columns else None,
         resolution_ns=1 if moments is None else resolution_ns(moments),
@@ -645,8 +677,10 @@ def _source(role: Role) -> str:
 
 
 def statuses_of(words: Sequence[str]) -> npt.NDArray[np.int8]:
-    """The statuses that words or HTTP codes stand for."""
+    """The statuses that words or HTTP codes stand for. Beside codes of HTTP, 0 is no answer."""
     ends = {word: _status(word.strip().lower()) for word in set(words)}
+    if any(map(_ANSWERED.fullmatch, ends)):
+        ends |= {word: Status.ERROR for word in ends if _NO_ANSWER.fullmatch(word)}
     return np.array([ends[word] for word in words], np.int8)
 
 

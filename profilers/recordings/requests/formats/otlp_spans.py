@@ -14,19 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.protobuf_wire import WireError, fields
-from latfix.profilers.recordings.reader import damaged, recorded_at
+from latfix.profilers.recordings.reader import opened
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.spans.span_rows import ENGINE_LATENCY, SpanRows
 from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import (
-    begins_with_object,
-    entry_of,
-    json_document,
-    json_lines,
-)
+from latfix.profilers.recordings.requests.text_source import entry_of, json_objects
 
 NAME = "OpenTelemetry spans (OTLP)"
 _EXPECTED = "spans in OTLP (resourceSpans)"
@@ -46,10 +40,8 @@ def read(path: Path) -> SpanTable:
 
     :raises InputError: it is damaged, cut off, or without spans.
     """
-    by_line = begins_with_object(recorded_at(path).head) is not None
-    documents = json_lines(path, _EXPECTED) if by_line else [(1, json_document(path, _EXPECTED))]
     rows = SpanRows()
-    for number, document in documents:
+    for number, document in json_objects(path, _EXPECTED):
         with entry_of(path, "a span", _EXPECTED, number):
             _add_document(rows, document)
     if not rows.names:
@@ -107,17 +99,14 @@ def read_protobuf(path: Path) -> SpanTable:
 
     :raises InputError: it is damaged, cut off, or without spans.
     """
-    try:
-        with open_decompressed(path) as file:
-            data = memoryview(file.read())
-    except CUT_OFF as error:
-        damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
+    with opened(path, _EXPECTED, text=False) as file:
+        data = memoryview(file.read())
     rows = SpanRows()
     try:
         for message in _messages(data):
             for batch in _each(message, 1):
                 _add_batch(rows, batch)
-    except (WireError, KeyError, ValueError) as error:
+    except (WireError, KeyError, ValueError, OverflowError) as error:
         raise input_error(path, None, f"an invalid or cut off message ({error})", _EXPECTED) from error
     if not rows.names:
         raise input_error(path, None, "no spans", _EXPECTED)
@@ -207,7 +196,7 @@ def requests_of(spans: SpanTable) -> RequestTable:
 def _engine_number(attributes: Mapping[str, Any], name: str) -> float | None:
     try:
         return float(attributes[name])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

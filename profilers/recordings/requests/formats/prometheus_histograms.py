@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from latfix.errors import input_error
-from latfix.formatting import LATENCY_KEYS, milliseconds, shown
+from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, shown
 from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
 from latfix.profilers.services.prometheus_metrics import read_sample
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.statistics.latency_summary import QUANTILES
-from latfix.statistics.percentiles import percentile_key
 
 NAME = "histograms in Prometheus' text format"
 _LE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
@@ -31,14 +32,19 @@ _WHOLE = ("e2e_request_latency", "request_latency", "request_duration", "http_re
 class Histogram:
     """A family of histograms, summed over its series.
 
-    :param buckets: by upper bound in seconds, the number of requests up to it.
+    :param buckets: by upper bound in the unit, the number of requests up to it.
+    :param total: sum of all observations in the unit; NaN if it is missing.
     """
 
     name: str
     unit_ns: int
     buckets: dict[float, float] = field(default_factory=dict)
-    total_s: float = 0.0
+    total: float = math.nan
     count: float = 0.0
+
+    @property
+    def mean_ms(self) -> float:
+        return self.total * self.unit_ns / self.count / 1e6
 
     def bounds_ms(self, quantile: float) -> tuple[float, float]:
         """Lower and upper bound of a percentile in milliseconds; the upper one is NaN above the last bucket."""
@@ -76,7 +82,7 @@ def histograms(path: Path) -> dict[str, Histogram]:
         if kind == "bucket" and bound is not None:
             histogram.buckets[le] = histogram.buckets.get(le, 0.0) + amount
         elif kind == "sum":
-            histogram.total_s += amount
+            histogram.total = amount + (0.0 if math.isnan(histogram.total) else histogram.total)
         elif kind == "count":
             histogram.count += amount
     return {name: each for name, each in result.items() if each.buckets and each.count > 0}
@@ -87,7 +93,7 @@ def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
 
     :raises InputError: there is no histogram of a latency.
     """
-    path, percentile = recorded.path, options.percentile
+    path = recorded.path
     known = histograms(path)
     whole = _whole(known)
     if whole is None:
@@ -96,9 +102,9 @@ def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
         )
     bounds = {key: whole.bounds_ms(quantile) for key, quantile in QUANTILES.items()}
     latency = {key: bounds[key][1] if key in bounds else math.nan for key in LATENCY_KEYS}
-    latency["mean"] = whole.total_s * whole.unit_ns / whole.count / 1e6
-    key = "p99" if percentile is None else percentile_key(percentile)
-    low, high = bounds.get(key, (math.nan, math.nan))
+    latency["mean"] = whole.mean_ms
+    percentile = 99.0 if options.percentile is None else options.percentile
+    low, high = whole.bounds_ms(percentile / 100)
     return Diagnosis(
         workload=path.name.partition(".")[0] or path.name,
         device="",
@@ -108,10 +114,10 @@ def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
         stages_ms={name: _stage(each) for name, each in known.items() if each is not whole},
         verdict="inconclusive",
         sentence=(
-            f"{key.replace('_', '.')} of {whole.name} lies between {milliseconds(low)} and {milliseconds(high)}; a "
-            "histogram does not identify slow requests, so no cause can be named."
+            f"{percentile_label(percentile)} of {whole.name} lies between {milliseconds(low)} and "
+            f"{milliseconds(high)}; a histogram does not identify slow requests, so no cause can be named."
         ),
-        percentile=99.0 if percentile is None else percentile,
+        percentile=percentile,
         notes=("Percentiles are the upper bounds of their buckets; the intervals are the buckets.",),
         source=Source(kind="requests", path=str(path), read={"format": NAME, "histograms": len(known)}),
     )
@@ -122,12 +128,12 @@ def _whole(known: Mapping[str, Histogram]) -> Histogram | None:
         named = [each for name, each in known.items() if part in name]
         if named:
             return max(named, key=lambda each: each.count)
-    return max(known.values(), key=lambda each: each.total_s, default=None)
+    return max(known.values(), key=lambda each: np.nan_to_num(each.total), default=None)
 
 
 def _stage(histogram: Histogram) -> dict[str, float]:
     return {
-        "mean": histogram.total_s * histogram.unit_ns / histogram.count / 1e6,
+        "mean": histogram.mean_ms,
         "p50": histogram.bounds_ms(0.5)[1],
         "p99": histogram.bounds_ms(0.99)[1],
         "reference": math.nan,

@@ -15,8 +15,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.errors import input_error
-from latfix.files.decompressed import CUT_OFF, open_text
-from latfix.profilers.recordings.reader import damaged
+from latfix.profilers.recordings.reader import damaged, opened
 from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
 from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.text_source import (
@@ -62,12 +61,13 @@ def read(path: Path) -> SpanTable:
     import pandas as pd
 
     try:
-        with open_text(path) as file:
-            frame = pd.read_csv(file, dtype=str, keep_default_na=False)
-    except CUT_OFF as error:
-        damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
+        with opened(path, _EXPECTED) as file:
+            frame = pd.read_csv(file, dtype=str, keep_default_na=False, skipinitialspace=True)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         damaged(path, _EXPECTED, error)
+    if not isinstance(frame.index, pd.RangeIndex):  # the header lacks a name, and pandas takes the first for none
+        raise input_error(path, 2, "more cells than the header has names", _EXPECTED)
+    frame.columns = [_plain(name) for name in frame.columns]
     columns = _columns(",".join(frame.columns))
     if not {"trace", "span", "parent", "service", "start"} <= set(columns):
         raise input_error(path, 1, "a header with unbalanced quotes", _EXPECTED)
@@ -100,15 +100,17 @@ def read(path: Path) -> SpanTable:
 
 def _columns(header: str) -> dict[str, str]:
     """The columns' names in the file, by meaning."""
-    there: Mapping[str, str] = {
-        re.sub(r"[^a-z]", "", name.lower()): name.strip('\ufeff\r\n "') for name in header.split(",")
-    }
+    there: Mapping[str, str] = {re.sub(r"[^a-z]", "", name.lower()): _plain(name) for name in header.split(",")}
     result = {}
     for meaning, names in _NAMES.items():
         known = next((there[name] for name in names if name in there), None)
         if known is not None:
             result[meaning] = known
     return result
+
+
+def _plain(name: str) -> str:
+    return name.strip('\ufeff\r\n "')
 
 
 def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple[Ints, int]:
@@ -122,7 +124,7 @@ def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple
             with entry_of(path, f"{text!r} in {name!r}", "a number, or a date in ISO 8601", line):
                 result.append(instant_ns(text))
         return np.array(result, np.int64), 1
-    unit = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name) or unit or epoch_unit(numbers.max())
+    unit = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name) or unit or epoch_unit(numbers.median())
     bad = np.flatnonzero(~(np.abs(numbers.to_numpy(np.float64)) <= LATEST_NS // unit))
     if len(bad):
         where = f"{column.iloc[int(bad[0])]!r} in {name!r}"

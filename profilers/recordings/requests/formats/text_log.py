@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from latfix.errors import InputError, input_error
-from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import counted, shown
-from latfix.profilers.recordings.reader import damaged, recorded_at
+from latfix.profilers.recordings.reader import opened, recorded_at
 from latfix.profilers.recordings.requests.formats import access_log, mapped_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines
@@ -30,6 +31,8 @@ NAME = (
     "CloudFront, key=value lines, or any other (--pattern REGEX)"
 )
 _CHUNK_BYTES = 1 << 24
+#: Characters of a line by which its format is recognized.
+_LOOKED_AT = 1 << 13
 #: A line of ``key=value`` pairs has at least this many.
 _LEAST_PAIRS = 3
 _PAIR = re.compile(r'(?:^|\s)([A-Za-z_][\w.\-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
@@ -137,7 +140,7 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
     """
     lines = _lines(recorded_at(path).head)
     known = None if pattern else _format_of(lines)
-    bad = BadLines(path, "a request with a latency and a time (numbers, or dates in ISO 8601)")
+    bad = BadLines(path, mapped_log.EXPECTED_ROW)
     if pattern or known is not None:
         expression = _compiled(known.pattern if known else pattern)
         names = tuple(expression.groupindex)
@@ -178,7 +181,7 @@ class _Skipped:
 
 
 def _lines(head: bytes) -> list[str]:
-    lines = head.decode("utf-8", "replace").splitlines()
+    lines = [line[:_LOOKED_AT] for line in head.decode("utf-8", "replace").splitlines()]
     return lines[:-1] or lines  # the last one may be cut off
 
 
@@ -264,26 +267,23 @@ def _by_keys(lines: Any, wanted: Sequence[str], needed: Collection[str]) -> tupl
 
 def _blocks(
     path: Path, extract: _Extract, wanted: Sequence[str], needed: Collection[str], skipped: _Skipped
-) -> Iterator[tuple[dict[str, Any], int]]:
+) -> Iterator[mapped_log.Block]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     at = 1
-    try:
-        with open_text(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                lines = pa.array((chunk + file.readline()).splitlines(), pa.string())
-                matched, columns = extract(lines, wanted, needed)
-                comment = pc.starts_with(lines, "#")  # the W3C's directives
-                others = pc.filter(lines, pc.invert(pc.or_(matched, comment)))
-                skipped.first = skipped.first or next((word for word in others.slice(0, 9).to_pylist() if word), "")
-                skipped.count += len(others)
-                skipped.matched += matched.true_count
-                yield {name: pc.filter(column, matched) for name, column in columns.items()}, at
-                at += len(lines)
-        if not skipped.matched:
-            raise input_error(
-                path, 1, shown(skipped.first, 60), "lines that the pattern matches", "correct --pattern"
-            )
-    except CUT_OFF as error:
-        damaged(path, "a text log", f"compressed data that is damaged or cut off ({error})")
+    with opened(path, "a text log") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            lines = pa.array((chunk + file.readline()).splitlines(), pa.string())
+            matched, columns = extract(lines, wanted, needed)
+            nothing = pc.match_substring_regex(lines, r"^(#|\s*$)")  # such as the W3C's directives
+            others = pc.filter(lines, pc.invert(pc.or_(matched, nothing)))
+            skipped.first = skipped.first or next(iter(others.slice(0, 1).to_pylist()), "")
+            skipped.count += len(others)
+            skipped.matched += matched.true_count
+            if matched.true_count:
+                numbers = (at + np.flatnonzero(matched.to_numpy(zero_copy_only=False))).tolist()
+                yield {name: pc.filter(column, matched) for name, column in columns.items()}, numbers
+            at += len(lines)
+    if not skipped.matched:
+        raise input_error(path, 1, shown(skipped.first, 60), "lines that the pattern matches", "correct --pattern")

@@ -19,16 +19,13 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.reader import recorded_at
 from latfix.profilers.recordings.requests.request_table import EngineSteps, RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     LONGEST_NS,
-    begins_with_object,
     entry_of,
-    json_document,
-    json_lines,
+    json_objects,
     lines_of,
 )
 from latfix.stages import Status
@@ -60,7 +57,7 @@ def read_bench(path: Path) -> RequestTable:
 
     :raises InputError: it is damaged, or was saved without details.
     """
-    document = _document(path)
+    *_, (_, document) = json_objects(path, _RESULT)  # the last of several, one per line
     ttfts = _list(document, "ttfts", path)
     n = len(ttfts)
     lists = ("itls", "input_lens", "output_lens", "start_times", "latencies", "queue_times", "errors")
@@ -96,17 +93,6 @@ def read_bench(path: Path) -> RequestTable:
         notes=notes,
         timed=timed,
     )
-
-
-def _document(path: Path) -> Mapping[str, Any]:
-    """The only result of a file, or the last of several, one per line."""
-    if begins_with_object(recorded_at(path).head) is not None:
-        documents = [document for _, document in json_lines(path, _RESULT)]
-        return documents[-1]
-    document = json_document(path, _RESULT)
-    if not isinstance(document, dict):
-        raise input_error(path, None, f"a {type(document).__name__}", _RESULT)
-    return document
 
 
 def _list(document: Mapping[str, Any], name: str, path: Path) -> list[Any]:

@@ -16,17 +16,16 @@ from latfix.errors import InputError
 from latfix.profilers.recordings.detect import detect, diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions, recorded_at
 from latfix.profilers.recordings.requests.formats import (
-    access_log,
     aiperf,
     guidellm,
     har,
     jaeger_spans,
-    mapped_log,
     otlp_spans,
     span_csv,
     triton_trace,
     vllm,
 )
+from latfix.profilers.recordings.requests.readers import read_requests
 from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.stages import Status
 
@@ -38,6 +37,11 @@ def written(tmp_path: Path, content: str | bytes) -> Path:
     path = tmp_path / "recording"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def table_of(tmp_path: Path, content: str | bytes, *mapping: str, pattern: str = "") -> Any:
+    """The requests of a log, whose format is recognized by its content."""
+    return read_requests(written(tmp_path, content), ReadOptions(mapping=mapping, pattern=pattern))
 
 
 def aiperf_lines() -> str:
@@ -412,14 +416,9 @@ NGINX = (
 )
 
 
-def accesses(tmp_path: Path, *lines: str) -> Any:
-    path = written(tmp_path, "".join(lines))
-    assert access_log.knows(path.read_bytes())
-    return access_log.read(path)
-
-
 def test_nginx_combined_followed_by_times(tmp_path: Path) -> None:
-    table = accesses(tmp_path, *(NGINX.format(k, 200 if k else 502, f"{512 + k} 0.25{k} 0.250") for k in range(4)))
+    lines = [NGINX.format(k, 200 if k else 502, f"{512 + k} 0.25{k} 0.250") for k in range(4)]
+    table = table_of(tmp_path, "".join(lines))
     assert table.latency_ns.tolist() == [250 * MS, 251 * MS, 252 * MS, 253 * MS]
     assert table.arrival_ns.tolist() == [0, S - MS, 2 * S - 2 * MS, 3 * S - 3 * MS]  # a line is written at the end
     assert table.parts["client"].tolist() == [0, MS, 2 * MS, 3 * MS]
@@ -429,21 +428,20 @@ def test_nginx_combined_followed_by_times(tmp_path: Path) -> None:
 
 
 def test_nginx_with_named_times(tmp_path: Path) -> None:
-    table = accesses(
-        tmp_path, *(NGINX.format(k, 200, f'rt=0.30{k} uct="0.001" uht="0.2" urt="0.200"') for k in range(3))
-    )
+    lines = [NGINX.format(k, 200, f'rt=0.30{k} uct="0.001" uht="0.2" urt="0.200"') for k in range(3)]
+    table = table_of(tmp_path, "".join(lines))
     assert table.latency_ns.tolist() == [300 * MS, 301 * MS, 302 * MS]
     assert table.parts["client"].tolist() == [100 * MS, 101 * MS, 102 * MS]
 
 
 def test_nginx_ingress(tmp_path: Path) -> None:
     behind = "{0} 0.1{0}0 [default-web-80] [] 10.1.2.3:8080 2048 0.1{0}0 200 abcdef{0}"
-    table = accesses(tmp_path, *(NGINX.format(k, 200, behind.format(k)) for k in range(3)))
+    table = table_of(tmp_path, "".join(NGINX.format(k, 200, behind.format(k)) for k in range(3)))
     assert table.latency_ns.tolist() == [100 * MS, 110 * MS, 120 * MS]
 
 
 def test_apache_followed_by_microseconds(tmp_path: Path) -> None:
-    table = accesses(tmp_path, *(NGINX.format(k, 200, 2500 + k) for k in range(3)))
+    table = table_of(tmp_path, "".join(NGINX.format(k, 200, 2500 + k) for k in range(3)))
     assert table.latency_ns.tolist() == [2_500_000, 2_501_000, 2_502_000]
     assert table.arrival_ns.tolist() == [0, S, 2 * S]
 
@@ -453,7 +451,7 @@ def test_envoy(tmp_path: Path) -> None:
         '[2026-11-22T10:00:0{0}.31{0}Z] "POST /v1/predict HTTP/2" 200 - 15{0} 87 22{0} 200 "10.0.35.28" '
         '"agent one" "cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80"\n'
     )
-    table = accesses(tmp_path, *(line.format(k) for k in range(3)))
+    table = table_of(tmp_path, "".join(line.format(k) for k in range(3)))
     assert table.latency_ns.tolist() == [220 * MS, 221 * MS, 222 * MS]
     assert table.arrival_ns.tolist() == [0, S + MS, 2 * (S + MS)]
     assert table.features["request_bytes"].tolist() == [150, 151, 152]
@@ -462,27 +460,21 @@ def test_envoy(tmp_path: Path) -> None:
 
 def test_a_bad_line_is_counted_and_reported(tmp_path: Path) -> None:
     lines = [NGINX.format(k, 200, "0.250") for k in range(4)]
-    table = accesses(tmp_path, *lines[:2], "half a li\n", *lines[2:], NGINX.format(5, "-", "0.1"))
+    table = table_of(tmp_path, "".join([*lines[:2], "half a li\n", *lines[2:], NGINX.format(5, "-", "0.1")]))
     assert len(table) == 4
     assert table.notes[0].startswith("2 lines were left out, the first in line 3")
 
 
 def test_a_log_without_latency_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"add \$request_time"):
-        accesses(tmp_path, *(NGINX.format(k, 200, "").replace(" \n", "\n") for k in range(3)))
-
-
-def mapped(tmp_path: Path, text: str, *mapping: str) -> Any:
-    path = written(tmp_path, text)
-    assert mapped_log.knows(path.read_bytes())
-    return mapped_log.read(path, mapping)
+        table_of(tmp_path, "".join(NGINX.format(k, 200, "").replace(" \n", "\n") for k in range(3)))
 
 
 def test_columns_with_known_names(tmp_path: Path) -> None:
     text = "ts,latency_ms,input_tokens,status,model\n" + "".join(
         f"{1763800000 + k}.5,{10 + k},{100 * k},{'ok' if k else 'timeout'},m{k % 2}\n" for k in range(4)
     )
-    table = mapped(tmp_path, text)
+    table = table_of(tmp_path, text)
     assert table.latency_ns.tolist() == [10 * MS, 11 * MS, 12 * MS, 13 * MS]
     assert table.arrival_ns.tolist() == [0, S, 2 * S, 3 * S]
     assert table.features["input_tokens"].tolist() == [0, 100, 200, 300]
@@ -495,7 +487,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
         json.dumps({"when": f"2026-11-22T10:00:0{k}Z", "took": {"total": 0.25, "db": 20}, "request_bytes": k})
         for k in range(3)
     ]
-    table = mapped(
+    table = table_of(
         tmp_path, "\n".join([*lines, '{"when": "2026-']), "latency_s=took.total", "end=when", "db_ms=took.db",
         "size=request_bytes * 2",
     )  # fmt: skip
@@ -518,7 +510,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
 )
 def test_an_incomplete_log_is_refused(tmp_path: Path, text: str, mapping: tuple[str, ...], words: str) -> None:
     with pytest.raises(InputError) as raised:
-        mapped(tmp_path, text, *mapping)
+        table_of(tmp_path, text, *mapping)
     assert words in raised.value.message
 
 
@@ -565,14 +557,14 @@ def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str, comp
 
 
 def test_a_first_row_with_too_many_fields_is_left_out(tmp_path: Path) -> None:
-    table = mapped(tmp_path, "ts,latency_ms\n1763800000,10,x\n1763800001,11\n1763800002,12\n")
+    table = table_of(tmp_path, "ts,latency_ms\n1763800000,10,x\n1763800001,11\n1763800002,12\n")
     assert table.latency_ns.tolist() == [11 * MS, 12 * MS]
     assert table.notes[0].startswith("1 line was left out, the first in line 2")
 
 
 def test_parts_that_are_no_times_are_noted(tmp_path: Path) -> None:
     rows = [f"{1763800000 + k},{10 + k},{('3', '-1', 'NaN', '', '99')[k]}" for k in range(5)]
-    table = mapped(tmp_path, "\n".join(["ts,latency_ms,db", *rows]), "db_ms=db")
+    table = table_of(tmp_path, "\n".join(["ts,latency_ms,db", *rows]), "db_ms=db")
     assert table.notes == ("db is missing, negative or no number in 3 of 5 requests: counted as no time there.",)
     result = diagnose_recording(tmp_path / "recording", ReadOptions(mapping=("db_ms=db",)))
     assert any("longer than the whole latency in 1 request of 5" in note for note in result.notes)
@@ -632,21 +624,17 @@ def test_an_answer_of_jaeger_without_a_trace_says_so(tmp_path: Path, text: str) 
 
 
 def test_users_of_a_log_are_read(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("ts,latency_ms,user_id\n" + "".join(f"{k},{5},u{k % 3}\n" for k in range(9)) + "9,5,-\n")
-    user = mapped_log.read(log, ()).user
-    assert user is not None and user.tolist() == [0, 1, 2] * 3 + [-1]
+    rows = "".join(f"{k},5,u{k % 3}\n" for k in range(9))
+    assert table_of(tmp_path, f"ts,latency_ms,user_id\n{rows}9,5,-\n").user.tolist() == [0, 1, 2] * 3 + [-1]
 
 
 def test_columns_with_one_name_are_noted(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("ts,latency_ms,db_ms,db_ms\n" + "1,5,1,2\n" * 3)
-    assert any("db_ms more than once" in note and "db_ms#4" in note for note in mapped_log.read(log, ()).notes)
+    notes = table_of(tmp_path, "ts,latency_ms,db_ms,db_ms\n" + "1,5,1,2\n" * 3).notes
+    assert any("db_ms more than once" in note and "db_ms#4" in note for note in notes)
 
 
 def test_a_mapping_without_a_role_says_what_one_looks_like(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("ts,latency_ms,x\n" + "1,5,1\n" * 3)
+    text = "ts,latency_ms,x\n" + "1,5,1\n" * 3
     with pytest.raises(InputError, match="found 'x/0'; expected ROLE=COLUMN or ROLE=EXPRESSION"):
-        mapped_log.read(log, ("x/0",))
-    assert "--map y is no number in 3 of 3 requests: counted as 0 there." in mapped_log.read(log, ("y=x/0",)).notes
+        table_of(tmp_path, text, "x/0")
+    assert "--map y is no number in 3 of 3 requests: counted as 0 there." in table_of(tmp_path, text, "y=x/0").notes

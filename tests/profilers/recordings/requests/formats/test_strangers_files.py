@@ -19,8 +19,8 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.formats import access_log, span_csv
-from latfix.profilers.recordings.requests.readers import read_requests
+from latfix.profilers.recordings.requests.formats import access_log, otlp_spans, span_csv
+from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.prometheus_metrics import parse_metrics
 from latfix.stages import Status
@@ -32,13 +32,12 @@ from tests.profilers.recordings.requests.formats.test_formats import (
     WRITERS,
     S,
     aiperf_lines,
+    field,
     otlp_document,
+    table_of,
+    vllm_document,
     written,
 )
-
-
-def table_of(tmp_path: Path, content: str | bytes, *mapping: str) -> Any:
-    return read_requests(written(tmp_path, content), ReadOptions(mapping=mapping))
 
 
 def zstandard(data: bytes) -> bytes:
@@ -72,7 +71,7 @@ def test_byte_order_marks_and_utf16_are_read(tmp_path: Path, writer: str, encodi
 
 def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = "".join(NGINX.format(k, 200, "0.250") for k in range(4)).replace("items", "größe")
-    table = access_log.read(written(tmp_path, lines.encode("latin-1") + b"\xff bad\n"))
+    table = table_of(tmp_path, lines.encode("latin-1") + b"\xff bad\n")
     assert len(table) == 4 and table.notes[0].startswith("1 line was left out")
     log = "ts,latency_ms,route\n1763800000,5,größe\n1763800001,6,b\n"
     assert len(table_of(tmp_path, log.encode("latin-1")).routes) == 2
@@ -81,19 +80,19 @@ def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path, capfd: pytest.Capt
 
 def test_the_zone_may_change_within_a_log(tmp_path: Path) -> None:
     before, after = (NGINX.format(k, 200, "0.250") for k in (1, 1))
-    table = access_log.read(written(tmp_path, before.replace("+0100", "+0200") + after))
+    table = table_of(tmp_path, before.replace("+0100", "+0200") + after)
     assert table.arrival_ns.tolist() == [0, 3600 * S]
 
 
 @pytest.mark.parametrize("times", ["0.5, 0.25", "0.5 : 0.25"])
 def test_retried_requests_are_kept(tmp_path: Path, times: str) -> None:
     quoted = [NGINX.format(k, 200, 'rt=0.300 urt="0.200"') for k in range(3)]
-    table = access_log.read(written(tmp_path, "".join([*quoted, NGINX.format(3, 200, f'rt=0.800 urt="{times}"')])))
+    table = table_of(tmp_path, "".join([*quoted, NGINX.format(3, 200, f'rt=0.800 urt="{times}"')]))
     assert table.latency_ns.max() == 800 * MS and table.parts["client"].tolist()[-1] == 50 * MS
     bare = "12 0.{0}00 [default-web-80] [] 10.1.2.3:8080 2048 0.{0}00 200 abcdef"
     several = "12 0.800 [default-web-80] [] 10.1.2.3:8080, 10.1.2.4:8080 0, 2048 0.500, 0.250 502, 200 abcdef"
     lines = [*(NGINX.format(k, 200, bare.format(1)) for k in range(3)), NGINX.format(4, 200, several)]
-    table = access_log.read(written(tmp_path, "".join(lines)))
+    table = table_of(tmp_path, "".join(lines))
     assert table.latency_ns.tolist() == [100 * MS] * 3 + [800 * MS]
     assert table.parts["client"].tolist()[-1] == 50 * MS
     assert not any("left out" in note for note in table.notes)
@@ -101,7 +100,7 @@ def test_retried_requests_are_kept(tmp_path: Path, times: str) -> None:
 
 def test_nginx_with_dates_in_iso_8601(tmp_path: Path) -> None:
     line = '2026-11-22T10:00:0{0}+01:00 10.0.0.1 "GET /a HTTP/1.1" 200 512 "-" "curl" 0.12{0} 0.120 0.001 0.000\n'
-    table = access_log.read(written(tmp_path, "".join(line.format(k) for k in range(4))))
+    table = table_of(tmp_path, "".join(line.format(k) for k in range(4)))
     assert table.latency_ns.tolist() == [120 * MS, 121 * MS, 122 * MS, 123 * MS]
     assert table.arrival_ns.tolist()[1] == S - MS and table.resolution_ns == S
 
@@ -109,7 +108,7 @@ def test_nginx_with_dates_in_iso_8601(tmp_path: Path) -> None:
 def test_bytes_in_and_out_are_not_a_latency(tmp_path: Path) -> None:
     lines = "".join(NGINX.format(k, 200, f"{300 + k} {1024 + 250 + k}") for k in range(4))
     with pytest.raises(InputError, match="without a latency"):
-        access_log.read(written(tmp_path, lines))
+        table_of(tmp_path, lines)
 
 
 def test_more_routes_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +288,128 @@ def test_spans_from_1970_on_sum_exactly(tmp_path: Path) -> None:
     document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["startTimeUnixNano"] = "3"
     result = diagnose_recording(written(tmp_path, json.dumps(document)), ReadOptions())
     assert result.ledger.conservation_error_ns() == 0
+
+
+def seconds(n: int) -> list[str]:
+    return [f"{1763800000 + k},{5 + k}" for k in range(n)]
+
+
+def test_one_wrong_time_does_not_change_the_unit_of_all(tmp_path: Path) -> None:
+    for wrong in ("9e18,5", "inf,5"):
+        table = table_of(tmp_path, "\n".join(["ts,latency_ms", *seconds(4), wrong]))
+        assert table.arrival_ns.tolist() == [0, S, 2 * S, 3 * S]
+    spans = [f"t,{k},,api,{1763800000 + k},{1763800001 + k}" for k in range(4)]
+    text = "\n".join(["traceId,spanId,parentId,service,start,end", *spans, f"t,x,,api,{9 * 10**18},1763800001"])
+    with pytest.raises(InputError, match=r":6: found '9000000000000000000' in 'start'"):
+        span_csv.read(written(tmp_path, text))
+
+
+def test_a_part_needs_a_unit_and_a_status_a_column(tmp_path: Path) -> None:
+    text = "ts,latency_ms,wait,code\n1763800000,5,2,200\n"
+    with pytest.raises(InputError, match=r"queue 'wait' without a unit.*--map queue_ms=wait"):
+        table_of(tmp_path, text, "queue=wait")
+    with pytest.raises(InputError, match=r"--map status: found the expression 'code \+ wait'; expected a column"):
+        table_of(tmp_path, text, "status=code + wait")
+
+
+def test_lost_requests_need_no_end_and_a_begin_in_1970_is_none(tmp_path: Path) -> None:
+    begin = 1_763_800_000 * S
+    rows = [{"start_ns": begin + k, "end_ns": begin + k + MS, "status": 200} for k in range(3)]
+    lost = {"start_ns": begin + 9, "end_ns": None, "status": 504}
+    unset = {"start_ns": 0, "end_ns": begin, "status": 200}
+    table = table_of(tmp_path, "\n".join(map(json.dumps, [*rows, lost, unset])))
+    assert table.status.tolist() == [Status.OK] * 3 + [Status.TIMEOUT]
+    assert table.latency_ns.tolist() == [MS] * 3 + [-1]
+    assert any("1 line was left out, the first in line 5" in note for note in table.notes)
+
+
+def test_cells_without_a_name_and_names_with_a_number_are_no_copies(tmp_path: Path) -> None:
+    text = "ts,latency_ms,stage#1,stage#2,,\n" + "1763800000,5,1,2,,\n" * 2
+    assert table_of(tmp_path, text).notes == ()
+
+
+def test_texts_of_several_lines_with_commas_are_no_rows(tmp_path: Path) -> None:
+    out = io.StringIO()
+    text = 'Write a poem, please,\nof roses, violets, and sugar,\nbut short, sweet, and "new"'
+    csv.writer(out).writerows([["ts", "latency_ms", "prompt"], *([1763800000 + k, 5, text] for k in range(4))])
+    table = table_of(tmp_path, out.getvalue())
+    assert len(table) == 4 and table.notes == ()
+
+
+def test_the_number_of_a_bad_line_counts_the_others(tmp_path: Path) -> None:
+    good, bad = json.dumps({"ts": 1763800000, "latency_ms": 5}), json.dumps({"ts": None, "latency_ms": 5})
+    assert "first in line 5" in table_of(tmp_path, f"{good}\n\n\n{good}\n{bad}\n").notes[0]
+    text = "started\nGET 5 1763800000\nready\n\nGET 5 soon\nGET 6 1763800001\n"
+    notes = table_of(tmp_path, text, pattern=r"GET (?P<latency_ms>\d+) (?P<end>\S+)").notes
+    assert "first in line 5" in notes[0] and notes[-1] == "Skipped 2 other lines, the first: 'started'."
+    several = NGINX.format(4, "-", 'rt=0.800 urt="0.5, 0.25"')
+    lines = [*(NGINX.format(k, 200, 'rt=0.300 urt="0.200"') for k in range(3)), several.replace("urt", "x urt")]
+    assert "first in line 4" in table_of(tmp_path, "".join(lines)).notes[0]
+
+
+def test_a_request_without_an_answer_did_not_end_ok(tmp_path: Path) -> None:
+    rows = "ts,latency_ms,status\n1763800000,5,200\n1763800001,60000,0\n"
+    assert table_of(tmp_path, rows).status.tolist() == [Status.OK, Status.ERROR]
+    assert table_of(tmp_path, rows.replace("200", "0")).status.tolist() == [Status.OK, Status.OK]  # no codes of HTTP
+    line = '[2026-11-22T10:00:0{0}.310Z] "POST /a HTTP/2" {1} {2} 150 87 220 200 "-" "-" "-" "-" "-"\n'
+    log = "".join(line.format(*each) for each in ((0, 200, "-"), (1, 0, "DC"), (2, 503, "UF")))
+    assert table_of(tmp_path, log).status.tolist() == [Status.OK, CANCELLED, Status.SHED]
+
+
+def test_sizes_that_are_no_finite_number_are_none(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "ts,latency_ms,size\n1763800000,5,inf\n1763800001,6,7\n")
+    assert np.isnan(table.features["size"]).tolist() == [True, False]
+    record = json.loads(aiperf_lines().splitlines()[0])
+    record["metrics"]["input_sequence_length"]["value"] = 10**400
+    table = table_of(tmp_path, json.dumps(record) + "\n")
+    assert len(table) == 1 and np.isnan(table.features["input_tokens"]).all()
+
+
+def test_a_first_line_of_any_length(tmp_path: Path) -> None:
+    long = "x" * 100_000
+    rows = [{"ts": 1763800000 + k, "latency_ms": 5, "prompt": long} for k in range(2)]
+    assert len(table_of(tmp_path, "\n".join(map(json.dumps, rows)))) == 2
+    document = otlp_document()
+    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] = long
+    lines = "\n".join(json.dumps({"resourceSpans": [batch]}) for batch in document["resourceSpans"])
+    assert len(otlp_spans.read(written(tmp_path, lines))) == 4
+    one = vllm_document(start_times=[5.0, 5.5, 6.0], generated_texts=[long] * 3)
+    assert len(table_of(tmp_path, json.dumps(one) + "\n" + json.dumps(one) + "\n")) == 3
+
+
+def test_spans_with_blanks_after_commas_or_too_many_cells(tmp_path: Path) -> None:
+    header = "traceId, spanId, parentId, service, startTime, duration"
+    text = f"{header}\nt, a, , api, 1763800000000, 50\nt, b, a, db, 1763800000010, 20\n"
+    assert span_csv.read(written(tmp_path, text)).parent.tolist() == [-1, 0]
+    with pytest.raises(InputError, match=":2: found more cells than the header has names"):
+        span_csv.read(written(tmp_path, f"{header}\n" + "t,a,,api,1763800000000,50,extra\n" * 2))
+
+
+def test_a_number_longer_than_its_message_allows(tmp_path: Path) -> None:
+    attribute = field(1, b"x") + field(2, bytes([4 << 3]) + b"\xff" * 9 + b"\x7f")  # a double as a varint of 70 bits
+    times = b"".join(bytes([number << 3 | 1]) + number.to_bytes(8, "little") for number in (7, 8))
+    span = field(1, b"t" * 16) + field(2, b"s" * 8) + times + field(9, attribute)
+    message = field(1, field(1, field(1, field(1, b"service.name"))) + field(2, field(2, span)))
+    with pytest.raises(InputError, match="invalid or cut off message"):
+        otlp_spans.read_protobuf(written(tmp_path, message))
+
+
+def test_a_histogram_without_a_sum_has_no_mean(tmp_path: Path) -> None:
+    text = "".join(line + "\n" for line in HISTOGRAM.splitlines() if "_sum" not in line)
+    document = diagnose_recording(written(tmp_path, text), ReadOptions(percentile=97.0)).to_json()
+    assert document["latency_ms"]["mean"] is None
+    assert document["sentence"].startswith("p97 of vllm:e2e_request_latency_seconds lies between 500 ms and 1,000 ms")
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3, 5, 7])
+def test_requests_like_clockwork_have_a_diagnosis(tmp_path: Path, apart: int) -> None:
+    text = "ts,latency_ms\n" + "".join(f"{1763800000000 + 10 * apart * k},5\n" for k in range(300))
+    assert diagnose_recording(written(tmp_path, text), ReadOptions()).verdict == "steady"
+
+
+def test_no_ratio_to_a_median_of_zero(tmp_path: Path) -> None:
+    text = "ts,latency_ms\n" + "".join(f"{1763800000 + 7 * k},{9 * (k % 10 == 0)}\n" for k in range(400))
+    assert "p95 is 9.00 ms, the median is 0" in diagnose_recording(written(tmp_path, text), ReadOptions()).sentence
 
 
 NONSENSE: tuple[Any, ...] = (None, "x", -1, 1e300, 10**30, float("nan"), True, [], {}, ["a"], {"a": 1}, -(10**19))

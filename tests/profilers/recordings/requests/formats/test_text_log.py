@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
-from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.formats import text_log
-from latfix.profilers.recordings.requests.readers import read_requests
-from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.stages import Status
+from tests.profilers.recordings.requests.formats.test_formats import table_of
 
 #: Two requests, as each writer logs them: they end at 10:00:00.250 and 10:00:01.500, after 50 and 200 ms.
 HAPROXY = """\
@@ -106,16 +104,6 @@ TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
 ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR}
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "requests.log"
-    path.write_text(text)
-    return path
-
-
-def table_of(folder: Path, text: str, pattern: str = "", mapping: tuple[str, ...] = ()) -> RequestTable:
-    return read_requests(written(folder, text), ReadOptions(pattern=pattern, mapping=mapping))
-
-
 @pytest.mark.parametrize("writer", LOGS)
 def test_each_format_gives_the_same_requests(tmp_path: Path, writer: str) -> None:
     table = table_of(tmp_path, LOGS[writer])
@@ -164,7 +152,7 @@ def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
         r"^(?P<end>\S+ \S+) INFO served (?P<route>\S+) in (?P<latency_s>[\d.]+) s "
         r"\(queued (?P<queue_ms>\d+) ms, db (?P<db>\d+) ms\)"
     )
-    table = table_of(tmp_path, log, pattern, ("db_ms=db",))
+    table = table_of(tmp_path, log, "db_ms=db", pattern=pattern)
     assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
     assert np.diff(table.arrival_ns).tolist() == [1_100_000_000]
     assert {name: part.tolist() for name, part in table.parts.items()} == {
@@ -185,7 +173,7 @@ def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
 )
 def test_a_pattern_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, pattern: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
-        table_of(tmp_path, "2026-11-20 10:00:00,250 INFO served in 0.05 s\n", pattern)
+        table_of(tmp_path, "2026-11-20 10:00:00,250 INFO served in 0.05 s\n", pattern=pattern)
     assert "\n" not in str(raised.value)
 
 
