@@ -15,7 +15,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import from_ns, share
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable, groups_of
 
 #: Calls from which a difference is estimated, and the share of them that it must fit; fewer fit without it.
 _LEAST_CALLS, _FITS = 10, 0.9
@@ -43,9 +43,9 @@ def with_one_clock(spans: SpanTable) -> SpanTable:
     moved: list[_Difference] = []
     left: list[_Difference] = []
     shift = np.zeros(len(spans), np.int64)
-    for code in np.unique(pair).tolist():
-        calls = remote[pair == code]
-        found = _difference(spans, calls, *divmod(code, len(spans.services)))
+    for group in groups_of(pair):
+        calls = remote[group]
+        found = _difference(spans, calls, *divmod(int(pair[group[0]]), len(spans.services)))
         if found is None:
             continue
         waited_for = spans.calls[spans.parent[calls]]

@@ -22,7 +22,7 @@ from latfix.formatting import from_ns, share
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.accounts import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
-from latfix.profilers.recordings.requests.spans.span_table import OwnTimes, SpanTable, own_times
+from latfix.profilers.recordings.requests.spans.span_table import OwnTimes, SpanTable, groups_of, own_times
 
 #: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
@@ -68,6 +68,7 @@ class _Requests:
     """The requests of a span table; ``own.request`` numbers them.
 
     :param alone_ns: ``(n,)`` length of each span less that of its children, on a critical path or not.
+    :param alike_ns: the same of all calls of a service and operation.
     """
 
     spans: SpanTable
@@ -75,19 +76,23 @@ class _Requests:
     latency: Ints
     arrival: Ints
     alone_ns: Ints
+    alike_ns: Mapping[tuple[int, int], Ints]
 
 
 def account_for_spans(spans: SpanTable) -> Accounts:
     """The ledger of all requests of a recording of spans."""
     spans = with_one_clock(spans)
     own = own_times(spans)
-    roots = own.roots
+    roots, alone = own.roots, _alone(spans)
+    inside = np.flatnonzero(own.request >= 0)
+    alike = (inside[group] for group in groups_of((spans.service * len(spans.operations) + spans.operation)[inside]))
     requests = _Requests(
         spans=spans,
         own=own,
         latency=spans.end_ns[roots] - spans.start_ns[roots],
         arrival=spans.start_ns[roots],
-        alone_ns=_alone(spans),
+        alone_ns=alone,
+        alike_ns={(int(spans.service[rows[0]]), int(spans.operation[rows[0]])): alone[rows] for rows in alike},
     )
     places = _places(requests)
     for place in places:
@@ -130,9 +135,9 @@ def _places(requests: _Requests) -> list[_Place]:
     unseen = spans.calls & (callee < 0) & ~local & (spans.peer >= 0)
     key = np.where(on_path, services + spans.service * services + callee, np.where(unseen, spans.peer, spans.service))
     rows = np.flatnonzero((own.request >= 0) & (own.own_ns > 0))
-    rows = rows[np.lexsort((spans.start_ns[rows], key[rows]))]
+    rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
     places = []
-    for part in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1) if len(rows) else []:
+    for part in (rows[group] for group in groups_of(key[rows])):
         number = int(key[part[0]])
         pair = divmod(number - services, services)
         places.append(_Place(number if number < services else _Path(*pair), part))
@@ -159,39 +164,39 @@ def _measure_usual(place: _Place, requests: _Requests) -> None:
     """
     spans = requests.spans
     own = requests.own.own_ns[place.rows].astype(np.float64)
-    quiet = _quiet(place, requests)
-    operation = spans.operation[place.rows]
+    quiet = _quiet(place, place.rows, requests)
     place.usual = np.zeros(len(own))
     alike = []
-    for code in np.unique(operation).tolist():
-        same = operation == code
-        sample = own[same & quiet] if (same & quiet).any() else own[same]
-        everywhere = (spans.operation == code) & (spans.service == spans.service[place.rows[same][0]])
-        alone = requests.alone_ns[everywhere & (requests.own.request >= 0)]
+    for same in groups_of(spans.operation[place.rows]):
+        sample = own[same][quiet[same]] if quiet[same].any() else own[same]
+        row = place.rows[same[0]]
+        alone = requests.alike_ns[int(spans.service[row]), int(spans.operation[row])]
         place.usual[same] = min(float(np.median(sample)), float(np.median(alone)))
         alike.append(alone)
-    place.calls_ns = np.concatenate(alike) if alike else np.zeros(0)
+    place.calls_ns = np.concatenate(alike)
 
 
 def _find_levels(paths: list[_Place], requests: _Requests) -> None:
     """Set the usual time of each path: the median of all calls over it, on a critical path or not."""
-    spans, alone = requests.spans, requests.alone_ns
+    spans = requests.spans
     inside = np.flatnonzero(spans.parent >= 0)
-    parent = spans.parent[inside]
     callee = np.full(len(spans), -1, np.int64)
-    callee[parent] = spans.service[inside]
+    callee[spans.parent[inside]] = spans.service[inside]
+    callers = np.flatnonzero(callee >= 0)
+    over = (callers[group] for group in groups_of((spans.service * len(spans.services) + callee)[callers]))
+    calls_of = {(int(spans.service[rows[0]]), int(callee[rows[0]])): rows for rows in over}
     for place in paths:
         assert isinstance(place.name, _Path)
-        calls = (spans.service == place.name.caller) & (callee == place.name.callee) & (alone >= 0)
-        if place.stretch is not None:
-            calls &= (requests.own.request < place.stretch.first) | (requests.own.request >= place.stretch.last)
-        place.level = float(np.median(alone[calls])) if calls.any() else 0.0
+        calls = calls_of.get((place.name.caller, place.name.callee), callers[:0])
+        calls = calls[_quiet(place, calls, requests)]
+        place.level = float(np.median(requests.alone_ns[calls])) if len(calls) else 0.0
 
 
-def _quiet(place: _Place, requests: _Requests) -> Bools:
+def _quiet(place: _Place, rows: Ints, requests: _Requests) -> Bools:
+    """True for spans of requests outside the place's stretch."""
     if place.stretch is None:
-        return np.ones(len(place.rows), bool)
-    request = requests.own.request[place.rows]
+        return np.ones(len(rows), bool)
+    request = requests.own.request[rows]
     return np.asarray((request < place.stretch.first) | (request >= place.stretch.last))
 
 
@@ -223,36 +228,31 @@ def _blamed(places: list[_Place]) -> dict[_Path, int]:
 
 def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, int]) -> Accounts:
     spans, n = requests.spans, len(requests.latency)
-    columns: dict[str, Ints] = {}
-    columns_own: dict[str, tuple[Floats, Floats]] = {}
-    members: dict[str, list[_Place]] = {}
-    usual_of_all = np.zeros(n, np.int64)
+    named: dict[str, list[_Place]] = {}
     for place in places:
         end = blamed.get(place.name, place.name.callee) if isinstance(place.name, _Path) else place.name
         name = f"{'network' if isinstance(place.name, _Path) else 'service'}.{spans.services[end]}"
-        request, own = requests.own.request[place.rows], requests.own.own_ns[place.rows]
-        usual = np.rint(place.usual).astype(np.int64)
-        beyond = np.zeros(n, np.int64)
-        np.add.at(beyond, request, own - usual)
-        np.add.at(usual_of_all, request, usual)
-        columns[name] = columns.get(name, 0) + beyond
-        taken, calls = columns_own.get(name, (np.zeros(n), np.zeros(0)))
-        columns_own[name] = taken + np.bincount(request, own, n), np.append(calls, place.calls_ns)
-        members.setdefault(name, []).append(place)
-    reference = round(float(np.median(usual_of_all))) if n else 0
-    work = usual_of_all - reference
-    ends = set(blamed.values())
+        named.setdefault(name, []).append(place)
+    implicated = {f"service.{spans.services[end]}" for end in blamed.values()}
+    columns: dict[str, Ints] = {}
     nameable: dict[str, float] = {"input.size": DOMINANT}
     evidence: dict[str, str] = {}
-    for name, beyond in columns.items():
-        evidence[name] = _sentence(members[name], requests, beyond)
-        service = name.partition(".")[2]
-        stands_out = any(place.flagged for place in members[name])
-        implicated = name.startswith("service.") and spans.services.index(service) in ends
-        if stands_out or implicated:
+    usual_of_all = np.zeros(n, np.int64)
+    for name, members in named.items():
+        rows = np.concatenate([place.rows for place in members])
+        usual = np.rint(np.concatenate([place.usual for place in members])).astype(np.int64)
+        request, own = requests.own.request[rows], requests.own.own_ns[rows]
+        beyond = columns[name] = np.zeros(n, np.int64)
+        np.add.at(beyond, request, own - usual)
+        np.add.at(usual_of_all, request, usual)
+        evidence[name] = _sentence(members, requests, beyond)
+        calls_ns = np.concatenate([place.calls_ns for place in members])
+        if name in implicated or any(place.flagged for place in members):
             nameable[name] = MATERIAL
-        elif _rare(beyond, *columns_own[name], requests.latency):
+        elif _rare(beyond, np.bincount(request, own, n), calls_ns, requests.latency):
             nameable[name] = DOMINANT
+    reference = round(float(np.median(usual_of_all))) if n else 0
+    work = usual_of_all - reference
     evidence["input.size"] = (
         "requests make different calls; this is the usual time of their calls, compared with a typical request."
     )
@@ -290,7 +290,7 @@ def _cause(name: str) -> KnownCause:
     return KnownCause(name, "measured", title, happened=happened, behind=f"one that waited for {service}")
 
 
-def _rare(beyond: Ints, own: Floats, calls_ns: Floats, latency: Ints) -> bool:
+def _rare(beyond: Ints, own: Floats | Ints, calls_ns: Floats, latency: Ints) -> bool:
     """True if few requests lost much time there, more than its usual spread explains.
 
     :param own: ``(n,)`` all time there; ``calls_ns``: of each call, on a critical path or not.

@@ -65,6 +65,12 @@ class OwnTimes:
     orphans: int
 
 
+def groups_of(keys: Ints) -> list[Ints]:
+    """The positions of each key, in order of the keys; each group ascending."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []
+
+
 def own_times(spans: SpanTable) -> OwnTimes:
     """Divide every request's time among its spans."""
     roots = np.flatnonzero(spans.parent == -1)
