@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from latfix.arrays import Bools, Ints
 from latfix.errors import input_error
-from latfix.files.decompressed import open_text
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
-from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, opened
 from latfix.profilers.recordings.requests.formats.mapped_log import statuses_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable, routes_of
-from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object
+from latfix.profilers.recordings.requests.table_rows import ns_of, number_or_nan
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, BadLines, begins_with_object, json_object
 from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.run_record.live_record import live_parts, load_live
@@ -86,20 +86,20 @@ class _Columns:
     times: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _WHOLE})
     status: list[str] = field(default_factory=list)
     route: list[str] = field(default_factory=list)
-    spans: list[Mapping[str, int]] = field(default_factory=list)
+    spans: list[Mapping[str, int | None]] = field(default_factory=list)
     features: list[Mapping[str, float]] = field(default_factory=list)
 
-    def add(self, row: Any) -> bool:
+    def add(self, row: Mapping[str, Any] | None) -> bool:
         """Append a row. Returns False if it is invalid."""
-        if not isinstance(row, dict) or not _sound(row):
+        if row is None or not _sound(row):
             return False
         for name, column in self.times.items():
             value = row.get(name)
-            column.append(value if isinstance(value, int) and value >= 0 else UNKNOWN)
+            column.append(value if isinstance(value, int) and 0 <= value <= LATEST_NS else UNKNOWN)
         self.status.append(str(row.get("status", "ok")))
         self.route.append(str(row.get("route", "")))
-        self.spans.append(_numbers(row.get("spans_ns")))
-        self.features.append(_numbers(row.get("features")))
+        self.spans.append({name: ns_of(value, 1) for name, value in _object(row, "spans_ns")})
+        self.features.append({name: number_or_nan(value) for name, value in _object(row, "features")})
         return True
 
 
@@ -110,35 +110,36 @@ def read(files: Sequence[Path], *, last_s: float | None = None) -> RequestTable:
     :raises InputError: there is no request, or most lines are invalid.
     """
     columns = _Columns()
+    starts, latencies = columns.times["start_ns"], columns.times["latency_ns"]
     bad = BadLines(files[0], _EXPECTED)
-    since = 0
-    for path in sorted(files, reverse=last_s is not None):
+    since, read_back = 0, set[str]()
+    for path in sorted(files, reverse=last_s is not None):  # the time at which it was begun is in its name
+        if _process(path) in read_back:
+            continue
+        first = len(starts)
         for number, line in _lines(path):
-            if not columns.add(_parsed(line)):
+            if not columns.add(json_object(line)):
                 bad.add(number, repr(line[:40]))
-        if last_s is not None and columns.status:
-            since = max(columns.times["start_ns"]) - int(last_s * 1e9)
-            if min(columns.times["start_ns"]) < since:
-                break
+        if last_s is not None and len(starts) > first:
+            since = max(starts) - int(last_s * 1e9)
+            if min(map(add, starts[first:], latencies[first:])) < since:  # rows are in the order of their ends
+                read_back.add(_process(path))
     if not columns.status and not bad.count:
         raise input_error(files[0], None, "no requests yet", _EXPECTED)
     bad.check(len(columns.status))
-    return _table(columns, since, bad, len({path.stem.rpartition("-")[2] for path in files}))
+    return _table(columns, since, bad, len(set(map(_process, files))))
+
+
+def _process(path: Path) -> str:
+    return path.name.partition(".")[0].rpartition("-")[2]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Complete lines: the last one may be unfinished, as its process still writes it or was killed."""
-    with open_text(path) as file:
+    with opened(path, _EXPECTED) as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n") and line.strip():
                 yield number, line
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _sound(row: Mapping[str, Any]) -> bool:
@@ -146,9 +147,9 @@ def _sound(row: Mapping[str, Any]) -> bool:
     return all(isinstance(value, int) and 0 <= value < 1 << 62 for value in values) and 0 < row["weight"] < 1 << 31
 
 
-def _numbers(value: Any) -> Mapping[str, Any]:
-    result = value.items() if isinstance(value, dict) else ()
-    return {name: number for name, number in result if isinstance(number, int | float)}
+def _object(row: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    value = row.get(name)
+    return value.items() if isinstance(value, dict) else ()
 
 
 def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> RequestTable:
@@ -218,7 +219,7 @@ def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints
         return claimed
 
     for name in sorted({name for spans in columns.spans for name in spans}):
-        parts[name] = claim(np.array([int(spans.get(name, 0)) for spans in columns.spans], np.int64))
+        parts[name] = claim(np.array([spans.get(name) or 0 for spans in columns.spans], np.int64))
     # Waits come before collections: a collection during a wait costs nothing.
     waited = claim(times["waited_ns"] - (times["latency_ns"] - left))
     for name, cause in _CAUSES.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,6 +151,30 @@ def test_only_the_last_seconds_are_read_on_request(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
     result = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
     assert result.requests["ok"] == 10
+
+
+def test_the_last_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
+    """The newest segment of one process may reach further back than another process's rows."""
+    _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
+    (tmp_path / "requests-1-1.jsonl").rename(tmp_path / "requests-2-7.jsonl")
+    _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(99, 0, -1)])
+    result = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
+    assert result.requests["ok"] == 20
+
+
+@pytest.mark.parametrize("value", [10**30, float("nan"), float("inf"), -1, "x", [1]])
+def test_numbers_that_no_counter_reaches_are_unknown(tmp_path: Path, value: Any) -> None:
+    wrong = {"cpu_ns": value, "thread": value, "spans_ns": {"db": value}, "features": {"size": value}}
+    rows = [{"start_ns": 60 * _MS * k, "latency_ns": 5 * _MS, **(wrong if k == 7 else {})} for k in range(50)]
+    assert _diagnosis(tmp_path, rows).requests["ok"] == 50
+
+
+def test_a_compressed_segment_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, [{"start_ns": k, "latency_ns": _MS} for k in range(2000)])
+    (file,) = tmp_path.iterdir()
+    (tmp_path / "cut").write_bytes(gzip.compress(file.read_bytes())[:-20])
+    with pytest.raises(InputError, match="cut off"):
+        diagnose_recording(tmp_path / "cut", ReadOptions())
 
 
 def test_a_folder_of_invalid_rows_is_refused_in_one_line(tmp_path: Path) -> None:
