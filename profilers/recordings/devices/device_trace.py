@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,18 +66,44 @@ class Columns:
         return Intervals(start=start, end=end, place=place, kind=kind, name=name, correlation=correlation, size=size)
 
 
-def reversed_note(*tables: Columns) -> tuple[str, ...]:
-    """A note on intervals that end before they begin; empty if there are none."""
-    number = sum(table.reversed for table in tables)
-    return (f"{number:,} interval(s) end before they begin; they are read with length 0.",) * bool(number)
-
-
 class Numbering(dict[Any, int]):
     """Consecutive numbers for names, threads, lanes and correlations, in order of first use."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
         return number
+
+
+class TraceBuilder:
+    """Collects the tables of a trace."""
+
+    def __init__(self) -> None:
+        self.host, self.device, self.ranges = Columns(), Columns(), Columns()
+        self.names, self.threads, self.lanes = Numbering(), Numbering(), Numbering()
+        self.correlations, self.shapes = Numbering(), Numbering()
+        self.pageable: set[int] = set()
+
+    def trace(self, waits: Mapping[int, int], numbers: Iterable[int], device_name: str, **read: Any) -> DeviceTrace:
+        """The trace.
+
+        :param numbers: all correlations as the runtime counts them; ``read`` as in :class:`DeviceTrace`.
+        """
+        backward = self.host.reversed + self.device.reversed + self.ranges.reversed
+        note = f"{backward:,} interval(s) end before they begin; they are read with length 0."
+        return DeviceTrace(
+            host=self.host.done(),
+            device=self.device.done(),
+            ranges=self.ranges.done(),
+            waits=waits,
+            names=list(self.names),
+            threads=list(self.threads),
+            lanes=list(self.lanes),
+            pageable=frozenset(self.pageable),
+            first_correlation=min(numbers, default=NOTHING),
+            device_name=device_name,
+            read=read,
+            notes=(note,) if backward else (),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

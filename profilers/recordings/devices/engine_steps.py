@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,10 +20,9 @@ import numpy as np
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.errors import input_error
-from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import milliseconds
 from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
-from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, damaged
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, damaged, opened
 from latfix.results.diagnosis import Diagnosis, Source
 
 _COLUMNS = ("cycle", "pid", "function_name", "metric_name", "func_type", "mu_pct", "duration")
@@ -103,12 +101,10 @@ def _table(path: Path) -> _Table:
     clocks: list[float] = []
     rows = None
     try:
-        with open_text(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        with opened(path, _WANTED) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
             rows = csv.DictReader(text)
             for row in rows:
                 _add(steps, clocks, row)
-    except CUT_OFF as error:
-        damaged(path, _WANTED, f"a compressed file that is damaged or cut off ({error})")
     except (csv.Error, *_MALFORMED) as error:
         raise input_error(
             path, rows.line_num if rows else 1, f"a row that cannot be read ({error})", _WANTED
@@ -124,7 +120,10 @@ def _add(steps: dict[tuple[str, str], _Step], clocks: list[float], row: Mapping[
     key = row["pid"], row["cycle"]
     if key not in steps:
         steps[key] = _Step(
-            process=row["pid"], cycle=row["cycle"], start=_nanoseconds(row[_BEGIN]), length=_nanoseconds(row[_ANCHOR])
+            process=row["pid"],
+            cycle=row["cycle"],
+            start=_nanoseconds(row[_BEGIN], 2**62),
+            length=_nanoseconds(row[_ANCHOR]),
         )
     step, function = steps[key], (row["func_type"], row["function_name"])
     if function not in step.seen:  # a row for each metric repeats the duration
@@ -134,9 +133,9 @@ def _add(steps: dict[tuple[str, str], _Step], clocks: list[float], row: Mapping[
         clocks.append(float(row["mu_pct"]))
 
 
-def _nanoseconds(text: str) -> int:
+def _nanoseconds(text: str, most: int = 2**53) -> int:
     value = float(text)
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value * 1000 <= most:
         raise ValueError(f"{text!r} microseconds")
     return round(value * 1000)
 

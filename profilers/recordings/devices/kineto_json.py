@@ -10,7 +10,6 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any
 
-from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.formatting import shown
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import (
     Device,
@@ -20,14 +19,8 @@ from latfix.profilers.recordings.devices.call_and_kernel_kinds import (
     copy_kind,
     is_collective,
 )
-from latfix.profilers.recordings.devices.device_trace import (
-    NOTHING,
-    Columns,
-    DeviceTrace,
-    Numbering,
-    reversed_note,
-)
-from latfix.profilers.recordings.reader import Recorded, damaged
+from latfix.profilers.recordings.devices.device_trace import NOTHING, Columns, DeviceTrace, TraceBuilder
+from latfix.profilers.recordings.reader import Recorded, damaged, opened
 
 _CHUNK = 1 << 22
 #: The longest event or other value, in characters.
@@ -61,7 +54,7 @@ def read_trace(path: Path) -> DeviceTrace:
     """
     into = _Collected()
     try:
-        with open_decompressed(path) as file:
+        with opened(path, _WANTED, text=False) as file:
             for key, value in _members(_Text(file)):
                 if key == "traceEvents":
                     into.add(value)
@@ -69,13 +62,11 @@ def read_trace(path: Path) -> DeviceTrace:
                     into.head[key] = value
     except _CutOff as error:
         damaged(path, _WANTED, f"a trace that is cut off ({error})")
-    except CUT_OFF as error:
-        damaged(path, _WANTED, f"a compressed file that is damaged or cut off ({error})")
     except KeyError as error:
         damaged(path, _WANTED, f"a damaged trace (event {into.events:,} has no {error})")
     except _MALFORMED as error:
         damaged(path, _WANTED, f"a damaged trace (event {into.events:,}: {error})")
-    if not len(into.host) and not len(into.device):
+    if not len(into.tables.host) and not len(into.tables.device):
         damaged(
             path, _WANTED, "a trace without a call of the host or an activity of a device", todo="record it again"
         )
@@ -189,12 +180,8 @@ class _Collected:
 
     def __init__(self) -> None:
         self.head: dict[str, Any] = {}
-        self.host, self.device, self.ranges = Columns(), Columns(), Columns()
-        self._names, self._threads, self._lanes = Numbering(), Numbering(), Numbering()
-        self._correlations = Numbering()
-        self._shapes = Numbering()
+        self.tables = TraceBuilder()
         self._waits: dict[int, Any] = {}
-        self._pageable: set[int] = set()
         self.events = 0
 
     def add(self, event: Any) -> None:
@@ -210,34 +197,34 @@ class _Collected:
         elif category == "cuda_sync":
             self._add_wait(event["args"])
         elif category in _RUNTIME:
-            self._add_on_thread(self.host, event, call_kind(event["name"]))
+            self._add_on_thread(self.tables.host, event, call_kind(event["name"]))
         elif category in _RANGES:
-            self._add_on_thread(self.ranges, event, 0)
+            self._add_on_thread(self.tables.ranges, event, 0)
         elif category in ("cpu_op", "operator", "python_function"):
             kind = code_kind(event["name"], frame=category == "python_function")
-            self._add_on_thread(self.host, event, kind)
+            self._add_on_thread(self.tables.host, event, kind)
 
     def _add_device(self, event: Any, kind: Device) -> None:
-        args, name = event.get("args") or {}, event["name"]
+        args, name, into = event.get("args") or {}, event["name"], self.tables
         if kind == Device.KERNEL and is_collective(name):
             kind = Device.COLLECTIVE
-        lane = self._lanes[args.get("device", event.get("pid")), args.get("stream", event.get("tid"))]
+        lane = into.lanes[args.get("device", event.get("pid")), args.get("stream", event.get("tid"))]
         if kind == Device.COPY:
             kind, size = copy_kind(name), int(args.get("bytes") or 0)
         elif kind == Device.MEMSET:
             size = 0
         else:
             shape = (*(args.get("grid") or ()), *(args.get("block") or ()))
-            size = self._shapes[(*shape, args.get("In msg nelems"), args.get("Group size"))]
-        number = self._names[name]
+            size = into.shapes[(*shape, args.get("In msg nelems"), args.get("Group size"))]
+        number = into.names[name]
         if kind == Device.COPY and "pageable" in name.lower():
-            self._pageable.add(number)
-        self.device.add(*_ends(event), lane, kind, number, self._correlation(args), size)
+            into.pageable.add(number)
+        into.device.add(*_ends(event), lane, kind, number, self._correlation(args), size)
 
     def _add_on_thread(self, into: Columns, event: Any, kind: int) -> None:
         correlation = self._correlation(event.get("args") or {}) if kind >= Host.LAUNCH else NOTHING
-        thread = self._threads[event.get("pid"), event.get("tid")]
-        into.add(*_ends(event), thread, kind, self._names[event["name"]], correlation, 0)
+        thread = self.tables.threads[event.get("pid"), event.get("tid")]
+        into.add(*_ends(event), thread, kind, self.tables.names[event["name"]], correlation, 0)
 
     def _add_wait(self, args: Any) -> None:
         correlation = self._correlation(args)
@@ -247,29 +234,18 @@ class _Collected:
 
     def _correlation(self, args: Any) -> int:
         number = args.get("correlation")
-        return NOTHING if number is None else self._correlations[number]
+        return NOTHING if number is None else self.tables.correlations[number]
 
     def done(self) -> DeviceTrace:
-        waits = {number: self._lanes[lane] for number, lane in self._waits.items() if lane in self._lanes}
-        return DeviceTrace(
-            host=self.host.done(),
-            device=self.device.done(),
-            ranges=self.ranges.done(),
-            waits=waits,
-            names=list(self._names),
-            threads=list(self._threads),
-            lanes=list(self._lanes),
-            pageable=frozenset(self._pageable),
-            first_correlation=min((each for each in self._correlations if isinstance(each, int)), default=NOTHING),
-            device_name=self._device_name(),
-            read={"events": self.events},
-            notes=reversed_note(self.host, self.device, self.ranges),
-        )
+        into = self.tables
+        waits = {number: into.lanes[lane] for number, lane in self._waits.items() if lane in into.lanes}
+        numbers = (each for each in into.correlations if isinstance(each, int))
+        return into.trace(waits, numbers, self._device_name(), events=self.events)
 
     def _device_name(self) -> str:
         properties = self.head.get("deviceProperties")
         known = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
-        used = {str(device) for device, _ in self._lanes}
+        used = {str(device) for device, _ in self.tables.lanes}
         names = [str(each.get("name")) for each in known if each.get("name")]
         chosen = [str(each["name"]) for each in known if each.get("name") and str(each.get("id")) in used]
         return (chosen or names or ["a device"])[0]

@@ -18,13 +18,7 @@ from latfix.profilers.recordings.devices.call_and_kernel_kinds import (
     copy_kind,
     is_collective,
 )
-from latfix.profilers.recordings.devices.device_trace import (
-    NOTHING,
-    Columns,
-    DeviceTrace,
-    Numbering,
-    reversed_note,
-)
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace, TraceBuilder
 from latfix.profilers.recordings.reader import Recorded, damaged
 
 _MAGIC = b"SQLite format 3\0"
@@ -83,33 +77,19 @@ class _Export:
         self._database = database
         self._tables = _tables(database)
         self._strings: dict[int, str] = dict(database.execute("select id, value from StringIds"))
-        self._names, self._threads, self._lanes = Numbering(), Numbering(), Numbering()
-        self._correlations, self._shapes = Numbering(), Numbering()
-        self._pageable: set[int] = set()
+        self._into = TraceBuilder()
 
     def trace(self, path: Path) -> DeviceTrace:
-        host, device, ranges = Columns(), Columns(), Columns()
-        self._calls(host)
-        self._system_calls(host)
+        into = self._into
+        self._calls()
+        self._system_calls()
         for each in (self._kernels(), self._copies(), self._memsets(), self._graphs()):
             for row in each:
-                device.add(*row)
-        self._ranges(host, ranges)
-        if not len(host) and not len(device):
+                into.device.add(*row)
+        self._ranges()
+        if not len(into.host) and not len(into.device):
             damaged(path, _WANTED, "a database without them", todo="record with nsys profile --trace cuda,nvtx")
-        return DeviceTrace(
-            host=host.done(),
-            device=device.done(),
-            ranges=ranges.done(),
-            waits=dict(self._waits()),
-            names=list(self._names),
-            threads=list(self._threads),
-            lanes=list(self._lanes),
-            pageable=frozenset(self._pageable),
-            first_correlation=min((number for _, number in self._correlations), default=NOTHING),
-            device_name=self._device_name(),
-            notes=reversed_note(host, device, ranges),
-        )
+        return into.trace(dict(self._waits()), (number for _, number in into.correlations), self._device_name())
 
     def _rows(self, table: str, columns: str) -> Iterable[Any]:
         """Rows with these columns, ``NULL`` for columns that this version of the export lacks."""
@@ -120,72 +100,75 @@ class _Export:
         return self._database.execute(f'select {wanted} from "{table}"')
 
     def _correlation(self, process: int, number: Any) -> int:
-        return NOTHING if number is None else self._correlations[process >> _THREAD_BITS, number]
+        return NOTHING if number is None else self._into.correlations[process >> _THREAD_BITS, number]
 
-    def _calls(self, host: Columns) -> None:
+    def _add_call(self, start: int, end: int, thread: int, kind: Host, name: str, correlation: int = NOTHING) -> None:
+        into = self._into
+        into.host.add(start, end, into.threads[thread], kind, into.names[name], correlation, 0)
+
+    def _calls(self) -> None:
         for start, end, thread, number, name in self._rows(_RUNTIME, "start end globalTid correlationId nameId"):
             if end is None:
                 continue
             text = re.sub(r"_v\d+$", "", self._strings.get(name, "a call"))
-            correlation = self._correlation(thread, number)
-            host.add(start, end, self._threads[thread], call_kind(text), self._names[text], correlation, 0)
+            self._add_call(start, end, thread, call_kind(text), text, self._correlation(thread, number))
 
-    def _system_calls(self, host: Columns) -> None:
+    def _system_calls(self) -> None:
         for start, end, thread, name in self._rows("OSRT_API", "start end globalTid nameId"):
             text = self._strings.get(name, "a call")
             if end is not None and code_kind(text, frame=False) == Host.OUTSIDE:
-                host.add(start, end, self._threads[thread], Host.OUTSIDE, self._names[text], NOTHING, 0)
+                self._add_call(start, end, thread, Host.OUTSIDE, text)
 
     def _activities(self, table: str, columns: str) -> Iterator[tuple[int, int, int, int, list[Any]]]:
         """Begin, end, lane, correlation and further columns of each activity."""
         columns = f"start end deviceId streamId globalPid correlationId {columns}"
         for start, end, device, stream, process, number, *more in self._rows(table, columns):
-            yield start, end, self._lanes[device, (process, stream)], self._correlation(process, number), more
+            yield start, end, self._into.lanes[device, (process, stream)], self._correlation(process, number), more
 
     def _kernels(self) -> Iterator[tuple[int, ...]]:
         columns = "demangledName shortName gridX gridY gridZ blockX blockY blockZ"
         for start, end, lane, correlation, (long, short, *shape) in self._activities(_KERNELS, columns):
             text = self._strings.get(long) or self._strings.get(short) or "a kernel"
             kind = Device.COLLECTIVE if is_collective(text) else Device.KERNEL
-            yield start, end, lane, kind, self._names[text], correlation, self._shapes[tuple(shape)]
+            yield start, end, lane, kind, self._into.names[text], correlation, self._into.shapes[tuple(shape)]
 
     def _copies(self) -> Iterator[tuple[int, ...]]:
         columns = "bytes copyKind srcKind dstKind"
         for start, end, lane, correlation, (size, kind, *memory) in self._activities(_COPIES, columns):
             ends = [_MEMORY.get(each, "Host") for each in memory]
             text = f"Memcpy {_DIRECTIONS.get(kind, '')} ({' -> '.join(ends)})"
-            name = self._names[text]
+            name = self._into.names[text]
             if "Pageable" in ends:
-                self._pageable.add(name)
+                self._into.pageable.add(name)
             yield start, end, lane, copy_kind(text), name, correlation, size or 0
 
     def _memsets(self) -> Iterator[tuple[int, ...]]:
         for start, end, lane, correlation, _ in self._activities(_MEMSETS, ""):
-            yield start, end, lane, Device.MEMSET, self._names["Memset"], correlation, 0
+            yield start, end, lane, Device.MEMSET, self._into.names["Memset"], correlation, 0
 
     def _graphs(self) -> Iterator[tuple[int, ...]]:
         for start, end, lane, correlation, (graph,) in self._activities(_GRAPHS, "graphId"):
-            yield start, end, lane, Device.KERNEL, self._names[f"a whole graph ({graph})"], correlation, 0
+            yield start, end, lane, Device.KERNEL, self._into.names[f"a whole graph ({graph})"], correlation, 0
 
     def _waits(self) -> Iterator[tuple[int, int]]:
         for device, stream, process, number in self._rows(_SYNCS, "deviceId streamId globalPid correlationId"):
             lane = (device, (process, stream))
             key = (process >> _THREAD_BITS, number)
-            if lane in self._lanes and key in self._correlations:
-                yield self._correlations[key], self._lanes[lane]
+            if lane in self._into.lanes and key in self._into.correlations:
+                yield self._into.correlations[key], self._into.lanes[lane]
 
-    def _ranges(self, host: Columns, ranges: Columns) -> None:
+    def _ranges(self) -> None:
+        into = self._into
         rows = self._rows("NVTX_EVENTS", "start end eventType globalTid text textId")
         for start, end, kind, thread, text, text_id in rows:
             if end is None or kind not in (_PUSH_POP, _START_END):
                 continue
             words = text or self._strings.get(text_id) or ""
-            number = self._threads[thread]
             if _OPERATOR.search(words):
                 words = _NUMBERED.sub("", words)
-                host.add(start, end, number, code_kind(words, frame=False), self._names[words], NOTHING, 0)
+                self._add_call(start, end, thread, code_kind(words, frame=False), words)
             elif words:
-                ranges.add(start, end, number, 0, self._names[words], NOTHING, 0)
+                into.ranges.add(start, end, into.threads[thread], 0, into.names[words], NOTHING, 0)
 
     def _device_name(self) -> str:
         names = [str(name) for (name,) in self._rows("TARGET_INFO_GPU", "name") if name]

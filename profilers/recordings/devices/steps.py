@@ -123,28 +123,18 @@ def _recurring_calls(trace: DeviceTrace) -> Steps | None:
     chosen = np.flatnonzero(code & (host.place == thread))
     if not len(chosen):
         return None
-    calls = Intervals(
-        start=host.start[chosen],
-        end=host.end[chosen],
-        place=host.place[chosen],
-        kind=host.kind[chosen],
-        name=host.name[chosen],
-        correlation=host.correlation[chosen],
-        size=host.size[chosen],
-    )
-    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], calls.end[:-1]]))
-    top = np.flatnonzero(calls.start >= reached)  # no earlier call encloses them
-    names = calls.name[top]
-    kinds, counts = np.unique(names, return_counts=True)
-    lengths = np.array([int((calls.end[top] - calls.start[top])[names == kind].sum()) for kind in kinds])
+    start, end = host.start[chosen], host.end[chosen]
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], end[:-1]]))
+    top = np.flatnonzero(start >= reached)  # no earlier call encloses them
+    kinds, kind, counts = np.unique(host.name[chosen[top]], return_inverse=True, return_counts=True)
+    lengths = np.bincount(kind, end[top] - start[top])
     best = int(np.argmax(lengths))
-    span = int(calls.end.max() - calls.start.min())
-    if counts[best] < _LEAST_CALLS or lengths[best] < _LEAST_COVERED * span:
+    if counts[best] < _LEAST_CALLS or lengths[best] < _LEAST_COVERED * int(end.max() - start.min()):
         return None
     name = trace.names[int(kinds[best])]
     steps = tuple(
-        Step(name=f"{clipped(name, 60)} #{k}", thread=thread, start=int(calls.start[row]), end=int(calls.end[row]))
-        for k, row in enumerate(top[names == kinds[best]])
+        Step(name=f"{clipped(name, 60)} #{k}", thread=thread, start=int(start[row]), end=int(end[row]))
+        for k, row in enumerate(top[kind == best].tolist())
     )
     return Steps(steps=steps, chosen_by=f"calls of {clipped(name, 60)}")
 

@@ -80,6 +80,7 @@ def test_the_earlier_table_is_the_reference_unless_named(tmp_path: Path) -> None
         (table().replace("600000.0", "inf", 1), ":2: "),
         (table()[:-40], "row"),
         (table().replace("40000.0", "-1", 1), "microseconds"),
+        (table().replace("600000.0", "1e20", 1), "microseconds"),
     ],
 )
 def test_damaged_tables_are_refused_in_one_line(text: str, words: str, tmp_path: Path) -> None:
