@@ -144,7 +144,7 @@ def _closeness(end: Ints, resolution_ns: int) -> int | None:
     means = running[:-1] / below, (running[-1] - running[:-1]) / (n - below)
     spread = below * (n - below) * (means[1] - means[0]) ** 2  # between two classes (Otsu 1979)
     cut = int(np.argmax(spread))
-    usual = apart[apart <= math.exp((means[0][cut] + means[1][cut]) / 2)]
+    usual = apart[apart <= max(math.exp((means[0][cut] + means[1][cut]) / 2), apart.min())]
     close = max(_VALLEY * float(np.quantile(usual, _USUAL)), float(resolution_ns))
     near = apart <= max(close / _VALLEY, resolution_ns)
     between = ~near & (apart < close * _VALLEY + resolution_ns)

@@ -42,7 +42,7 @@ def find_closed_loop(arrival: Ints, latency: Ints, user: Ints | None = None) -> 
     :param user: ``(n,)`` who sent each request, from 0; -1 if unknown.
     """
     if user is not None and _take_turns(arrival, latency, user):
-        return ClosedLoop(len(np.unique(user)), "ids")
+        return ClosedLoop(len(np.unique(user[user >= 0])), "ids")
     met = in_flight(arrival, latency)
     usual = float(np.median(met)) if len(met) else 0.0
     met = met[int(usual) + 1 :]  # while the users begin there are fewer
@@ -65,11 +65,12 @@ def in_flight(arrival: Ints, latency: Ints) -> Ints:
 def _take_turns(arrival: Ints, latency: Ints, user: Ints) -> bool:
     """True if hardly any user sends before the last answer, although independent requests would often overlap."""
     order = np.lexsort((arrival, user))
+    order = order[np.searchsorted(user[order], 0) :]  # those of known users
+    if not len(order):
+        return False
     who, came, took = user[order], arrival[order], latency[order]
-    same = (who[1:] == who[:-1]) & (who[1:] >= 0)
-    overlaps = np.count_nonzero(same & (came[1:] < came[:-1] + took[:-1]))
-    span = max(float(np.ptp(arrival)), 1.0) if len(arrival) else 1.0
-    counts = np.bincount(who[who >= 0]) if (who >= 0).any() else np.zeros(1, np.int64)
-    expected = float((took[who >= 0] * (counts[who[who >= 0]] - 1.0)).sum()) / span
-    stay = len(user) >= _EACH * len(np.unique(user))
-    return stay and expected >= _EXPECTED and int(overlaps) <= _OVERLAP * expected
+    overlaps = np.count_nonzero((who[1:] == who[:-1]) & (came[1:] < came[:-1] + took[:-1]))
+    counts = np.bincount(who)
+    expected = float((took * (counts[who] - 1.0)).sum()) / max(float(np.ptp(arrival)), 1.0)
+    stay = len(who) >= _EACH * np.count_nonzero(counts)
+    return bool(stay and expected >= _EXPECTED and overlaps <= _OVERLAP * expected)

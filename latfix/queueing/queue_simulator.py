@@ -140,22 +140,17 @@ def form_batches(when: Sequence[float], discipline: Discipline, workers: int) ->
             log.closed.append(closed)
             log.end.append(end)
             if discipline.begun is not None:
-                discipline.begun(_batch(members, worker, idle, opened, closed, end, full, len(waiting)))
-
-
-def _batch(
-    members: list[int], worker: int, idle: float, opened: float, closed: float, end: float, full: bool, left: int
-) -> SimulatedBatch:
-    return SimulatedBatch(
-        members=tuple(members),
-        worker=worker,
-        free_ns=int(opened if math.isinf(idle) else idle),
-        open_ns=int(opened),
-        close_ns=int(closed),
-        end_ns=int(end),
-        full=full,
-        left=left,
-    )
+                batch = SimulatedBatch(
+                    members=tuple(members),
+                    worker=worker,
+                    free_ns=int(opened if math.isinf(idle) else idle),
+                    open_ns=int(opened),
+                    close_ns=int(closed),
+                    end_ns=int(end),
+                    full=full,
+                    left=len(waiting),
+                )
+                discipline.begun(batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

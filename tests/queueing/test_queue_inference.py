@@ -15,6 +15,16 @@ def test_a_latency_that_wanders_is_no_queue(rate: float, base_s: float, slow_s: 
     assert outcome_without_queue(rate, base_s, slow_s, spread, 0.02, seed=40) == "none"
 
 
+@pytest.mark.parametrize("seed", [200, 205])
+def test_nor_is_one_that_waits_of_ten_servers_would_explain(seed: int) -> None:
+    """If services did not depend on the number in flight."""
+    assert outcome_without_queue(100, 0.05, 2, 0.5, 0.3, seed) == "none"
+
+
+def test_few_free_starts_that_fit_badly_show_no_other_number() -> None:
+    assert outcome("25 % five times as long", "1.05", 6, seed=2) != "wrong"
+
+
 @pytest.mark.parametrize("servers", [1, 3, 16])
 def test_a_queue_is_still_found_in_a_nearly_saturated_service(servers: int) -> None:
     found = [outcome("lognormal, 0.5", load, servers, seed) for load in ("0.85", "0.95") for seed in (40, 41, 42)]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latfix.profilers.attribution.wait_attribution import Line, blame_waits
+from latfix.profilers.attribution.wait_attribution import blame_waits
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.start_derivatives import Served, serve
+from tests.profilers.attribution.test_wait_attribution import line
 
 Floats = npt.NDArray[np.float64]
 
@@ -85,44 +86,10 @@ def test_derivatives_are_finite_differences(rules: Policy, classes: int) -> None
         assert (there.end - here.end) / step == pytest.approx(here.end_moves[:, column], rel=1e-3, abs=0.5)
 
 
-def line(seed: int, n: int = 400) -> Line:
-    arrival, extra = case(seed, n)
-    everyone = np.ones(n, dtype=bool)
-    return Line(
-        handed=arrival,
-        prepared=everyone,
-        queued=everyone,
-        priority=np.zeros(n, np.int64),
-        prepare=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 10.0])),
-        workers=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0])),
-        prepare_extra=np.zeros_like(extra),
-        batch_extra=extra,
-        window_column=-1,
-    )
-
-
-@given(seed=st.integers(0, 10_000))
-@settings(max_examples=15)
-def test_blame_closes_on_the_wait_of_one_worker(seed: int) -> None:
-    # GIVEN one first-come-first-served worker
-    queue = line(seed)
-    blame = blame_waits(queue)
-    # THEN traffic and causes add up to the whole wait, for every request
-    ready = np.empty(len(queue.handed))
-    free = -np.inf
-    for i, at in enumerate(queue.handed):
-        free = ready[i] = max(free, at) + 10.0
-    free = -np.inf
-    for i, at in enumerate(ready):
-        start = max(free, at)
-        free = start + 1000.0 + queue.batch_extra[i].sum()
-        whole = start - at + (at - 10.0 - queue.handed[i])
-        assert blame.traffic[i] + blame.propagated[i].sum() == pytest.approx(whole, abs=1.0)
-
-
 def test_blame_does_not_depend_on_the_order_of_causes() -> None:
-    queue = line(4)
-    turned = replace(queue, batch_extra=np.ascontiguousarray(queue.batch_extra[:, ::-1]))
+    queue = line(4, 400)
+    batch, prepare = (np.ascontiguousarray(extra[:, ::-1]) for extra in (queue.batch_extra, queue.prepare_extra))
+    turned = replace(queue, batch_extra=batch, prepare_extra=prepare)
     assert blame_waits(turned).propagated[:, ::-1] == pytest.approx(blame_waits(queue).propagated, abs=1e-3)
 
 
@@ -131,8 +98,9 @@ def test_two_pauses_share_the_wait_that_they_made_together() -> None:
     # The third waits for 8000 - 2: 2000 - 2 are traffic's, 3000 each cause's.
     extra = np.zeros((3, 3))
     extra[0, 0] = extra[1, 1] = 3000.0
-    arrival = np.array([0.0, 1.0, 2.0])
-    blame = blame_waits(replace(line(0, 3), handed=arrival, prepared=np.zeros(3, dtype=bool), batch_extra=extra))
+    workers = Policy(workers=1, max_batch=1, reference=np.array([0.0, 1000.0]))
+    arrival, nobody = np.array([0.0, 1.0, 2.0]), np.zeros(3, dtype=bool)
+    blame = blame_waits(replace(line(0, 3), handed=arrival, prepared=nobody, workers=workers, batch_extra=extra))
     assert blame.traffic.tolist() == pytest.approx([0.0, 999.0, 1998.0])
     assert blame.propagated[2].tolist() == pytest.approx([3000.0, 3000.0, 0.0])
 
