@@ -31,7 +31,7 @@ def with_features(members: Members, columns: Sequence[Floats]) -> Members:
     return replace(members, attributes=np.maximum(extended, 0.0))
 
 
-def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
+def numeric(column: npt.NDArray[Any], position: Ints | slice) -> Floats:
     """A feature of each request as a finite number; zero if missing."""
     return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 

@@ -40,7 +40,6 @@ class Accounts:
     floors_ms: Mapping[str, float] = field(default_factory=dict)
     stages: Mapping[str, Ints] = field(default_factory=dict)
     models: Mapping[str, Any] = field(default_factory=dict)
-    fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ids: tuple[str, ...] = ()
     timed: bool = True
     notes: tuple[str, ...] = ()

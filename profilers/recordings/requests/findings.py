@@ -35,6 +35,8 @@ _IN_TAIL = 20
 #: Minimum size of a named cause, in milliseconds and as a share of p50.
 _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
 _MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
+#: Limits in milliseconds are at most this share of p50: a service may answer within microseconds.
+_OF_FAST = 0.1
 #: Unexplained share of the excess from which unread columns are pointed out.
 _WORTH_READING = 0.1
 #: A tail this close to the median is steady, unless the median is ``_MOSTLY_WAITING`` times the reference.
@@ -122,7 +124,9 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
     excess_ms = (float(sums.latency.sum()) / inside - accounts.reference_ns) / 1e6 if n else math.nan
     latency_ms = summarize_ms(latency) if n else dict.fromkeys(LATENCY_KEYS, math.nan)
     ends = np.quantile(sums.drawn(seed), [0.025, 0.975], axis=0)
-    ci95 = reaching(own + propagated, ends, inside)
+    # Of intervals, too: the least error of a ledger's entry is that of a replay, in milliseconds.
+    fast = min(1.0, _OF_FAST * latency_ms["p50"] / _LEAST_MS) or 1.0
+    ci95 = fast * reaching((own + propagated) / fast, ends / fast, inside)
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
     unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
     name = percentile_label(q) + (" of the requests that ended ok" if recorded.outcomes is not None else "")
@@ -175,7 +179,7 @@ def _causes(
         if total == 0 and not sums.touched[k]:
             continue
         portion = total / excess_ms if excess_ms > 0 else 0.0
-        floor = max(_LEAST_MS, _LEAST_OF_P50 * p50_ms) + accounts.floors_ms.get(cause.id, 0.0)
+        floor = max(min(_LEAST_MS, _OF_FAST * p50_ms), _LEAST_OF_P50 * p50_ms) + accounts.floors_ms.get(cause.id, 0.0)
         least = accounts.nameable.get(cause.id)
         low, high = (float(end) for end in ci95[k])
         removed = sums.without[k]
@@ -192,7 +196,7 @@ def _causes(
                 requests=int(sums.touched[k]),
                 evidence=accounts.evidence.get(cause.id, ""),
                 whatif_ms={f"p{q}": removed.percentile(q) / 1e6 for q in (50, 95, 99)} if len(removed) else {},
-                fixes=accounts.fixes.get(cause.id, ()),
+                fixes=(),
             )
         )
     return tuple(sorted(result, key=lambda each: -each.tail_ms))
@@ -210,14 +214,15 @@ def _verdict(
     words = {cause.id: cause for cause in accounts.causes}
     if not len(accounts.latency_ns):
         return "inconclusive", "No request ended ok, so there is no latency to explain."
-    opening = f"{name} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
+    ratio = f"{at_ms / p50_ms:.1f}x the median" if p50_ms > 0 else "the median is 0"
+    opening = f"{name} is {milliseconds(at_ms)}, {ratio}"
     top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
-    close = at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1)
+    close = at_ms - p50_ms <= _HARDLY_ABOVE * p50_ms
     # Similar latencies may still all be late, as in a queue that never empties.
     if close and (top is None or p50_ms <= _MOSTLY_WAITING * accounts.reference_ns / 1e6):
         carried = f"; all include {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
         return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
-    if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
+    if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, min(_NOISE_MS, _OF_FAST * p50_ms)):
         known = f" Of the known part, {describe_part(words[top.cause], top, excess_ms)}." if top else ""
         return "inconclusive", (
             f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and the recording does not "

@@ -23,7 +23,7 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import counted, from_ns, rate, share
 from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
-from latfix.profilers.evidence.predictive_features import predictive_features
+from latfix.profilers.evidence.predictive_features import numeric, predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
@@ -188,7 +188,7 @@ class _Ledger:
 
         def design(part: Any) -> Floats:
             columns = [np.ones(len(self.latency[part]))]
-            columns += [np.nan_to_num(features[name][part].astype(np.float64), nan=0.0) for name in names]
+            columns += [numeric(features[name], part) for name in names]
             if route is not None:
                 columns += [(route[part] == code).astype(np.float64) for code in common]
             return np.stack(columns, axis=1)

@@ -95,7 +95,7 @@ class SharedBatches:
     def standstills(self) -> tuple[Ints, int]:
         """``(n,)`` time lost in standstills of whole batches, and how many there were.
 
-        None if slow batches are the more frequent the larger they are: then single members are slow.
+        Slow batches that are the more frequent the larger they are do not count: then single members are slow.
         """
         excess = self.computed - self.expected
         usual = float(np.median(self.expected))

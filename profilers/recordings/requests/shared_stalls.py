@@ -108,15 +108,13 @@ def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[I
     order = np.argsort(end, kind="stable")
     ends = end[order]
     silent = np.flatnonzero(np.diff(ends) > _SILENT * typical_ns)
-    begins = np.sort(begin)
+    served = np.searchsorted(np.sort(begin), ends[silent + 1]) - (silent + 1)
+    several = served >= _LEAST  # in service during the stall
     events = []
-    for place in silent.tolist():
+    for place, many in zip(silent[several].tolist(), served[several].tolist(), strict=True):
         low, high = int(ends[place]), int(ends[place + 1])
-        last = int(np.searchsorted(begins, high))
-        if last - (place + 1) < _LEAST:  # in service during the stall
-            continue
         # Requests in service during the stall end after it: theirs are the next ends.
-        after = order[place + 1 : place + 1 + 4 * (last - place)]
+        after = order[place + 1 : place + 1 + 4 * (many + 1)]
         inside = after[(begin[after] < high) & (end[after] >= high)]
         overlap = np.minimum(high - np.maximum(begin[inside], low), beyond[inside])
         shown = overlap > _SHOWN * (high - np.maximum(begin[inside], low))
