@@ -31,7 +31,7 @@ from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
-from latfix.profilers.recordings.requests.text_source import resolution_ns
+from latfix.profilers.recordings.requests.text_source import LONGEST_NS, resolution_ns
 from latfix.queueing.batch_inference import infer_batches
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
 from latfix.queueing.queue_inference import (
@@ -174,7 +174,11 @@ class _Ledger:
     def _design(self) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
         """Names of the features that predict service, and a function from a slice of requests to design columns."""
         table, n = self.table, len(self.latency)
-        features = {name: column[self.rows] for name, column in table.features.items()}
+        # What no size is would dwarf all others.
+        features = {
+            name: np.where(np.abs(column[self.rows]) <= LONGEST_NS, column[self.rows], np.nan)
+            for name, column in table.features.items()
+        }
         sample = {name: column[:: self.step] for name, column in features.items()}
         service = self.base[:: self.step].astype(np.float64)
 
@@ -340,7 +344,7 @@ class _Ledger:
         at_once = 500_000
         for first in range(0, n, at_once):
             part = slice(first, first + at_once)
-            self.expected[part] = self.model.predict(self.design_of(part), fold[part])
+            self.expected[part] = np.minimum(self.model.predict(self.design_of(part), fold[part]), LONGEST_NS)
         self.typical = float(np.median(self.expected))
 
     def find_stalls_of_log(self) -> None:

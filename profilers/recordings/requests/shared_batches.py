@@ -15,6 +15,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import counted, from_ns, share
 from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
+from latfix.profilers.recordings.requests.text_source import LONGEST_NS
 from latfix.queueing.batch_inference import Batches
 from latfix.queueing.queue_inference import served_from, starts
 from latfix.queueing.queue_simulator import Policy, replay
@@ -84,11 +85,13 @@ class SharedBatches:
             begin, size = int(first[low]), self.size[part]
             inside = slice(begin, begin + int(size.sum()))
             members = design(inside)
-            self.expected[part] = model.predict(_of_batches(members, size), fold[part])
+            self.expected[part] = np.minimum(model.predict(_of_batches(members, size), fold[part]), LONGEST_NS)
             usual = np.column_stack([np.ones(len(size)), size[:, None] * typical, size[:, None] * typical[1:]])
             self.at_rest[part] = model.predict(usual, fold[part])
             ones = np.ones(len(members), np.int64)
-            alone[inside] = model.predict(_of_batches(members, ones), np.repeat(fold[part], size))
+            alone[inside] = np.minimum(
+                model.predict(_of_batches(members, ones), np.repeat(fold[part], size)), LONGEST_NS
+            )
         others = np.rint(np.repeat(self.expected, self.size) - alone).astype(np.int64)
         return model, alone, others + base - np.repeat(self.computed, self.size)
 

@@ -54,6 +54,16 @@ def test_a_service_of_microseconds_has_causes_too(kind: str, cause: str) -> None
     assert result.latency_ms["p50"] < 0.003 and result.verdict == cause
 
 
+@pytest.mark.parametrize("size", [1e25, 1e300, float("inf")])
+def test_a_size_that_none_is_does_not_spoil_the_others(size: float) -> None:
+    table = simulated("big", 11)
+    wrong = table.features["size"].copy()
+    wrong[7] = size
+    result = diagnosed(replace(table, features={"size": wrong}))
+    assert result.verdict == "input.size" and "R² nan" not in result.causes[0].evidence
+    assert abs(result.causes[0].tail_ms) < 1e6
+
+
 @pytest.mark.parametrize("seed", [11, 12])
 def test_a_stall_of_all_servers_is_one_event(seed: int) -> None:
     result = diagnosed(simulated("stall", seed, servers=4))
