@@ -7,7 +7,12 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
+import numpy as np
+
+from latfix.arrays import Floats
 from latfix.errors import InputError
 from latfix.request import FeatureValue
 
@@ -20,6 +25,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mod: operator.mod,
 }
 _FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max, "round": round}
+_OF_COLUMNS: dict[str, Callable[..., Any]] = {
+    "min": lambda *each: reduce(np.minimum, each),
+    "max": lambda *each: reduce(np.maximum, each),
+    "round": np.rint,
+}
 _ALLOWED = "expected numbers, feature names, + - * / // %, parentheses, min(), max() and round()"
 
 
@@ -59,12 +69,25 @@ class Expression:
         :raises ValueError: a feature is text, or the value is not finite (division by zero included).
         """
         try:
-            value = _evaluate(self._tree, features)
+            value = _evaluate(self._tree, features, _FUNCTIONS)
             if not math.isfinite(value):
                 raise ValueError(f"{self.source} is not finite")
         except (ZeroDivisionError, OverflowError) as error:
             raise ValueError(f"{self.source}: {error}") from error
         return int(value) if float(value).is_integer() else value
+
+    def of_columns(self, columns: Mapping[str, Floats]) -> Floats:
+        """``(n,)`` the values for columns of numbers; NaN where they are not finite.
+
+        :raises KeyError: a column is missing.
+        """
+        nothing = np.full_like(columns[self.names[0]], np.nan)
+        try:
+            with np.errstate(all="ignore"):
+                values = _evaluate(self._tree, columns, _OF_COLUMNS)
+        except (ZeroDivisionError, OverflowError):  # of its constants
+            return nothing
+        return np.where(np.isfinite(values), values, nothing)
 
 
 def _check(node: ast.expr, names: list[str], source: str, where: str) -> None:
@@ -90,7 +113,7 @@ def _check(node: ast.expr, names: list[str], source: str, where: str) -> None:
             raise InputError(f"{where}: found {found!r} in {source!r}; {_ALLOWED}")
 
 
-def _evaluate(node: ast.expr, features: Mapping[str, FeatureValue]) -> float:
+def _evaluate(node: ast.expr, features: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
@@ -100,10 +123,10 @@ def _evaluate(node: ast.expr, features: Mapping[str, FeatureValue]) -> float:
                 raise ValueError(f"feature {name} is text ({found!r}), not a number")
             return found
         case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_evaluate(left, features), _evaluate(right, features))
+            return _OPERATORS[type(op)](_evaluate(left, features, functions), _evaluate(right, features, functions))
         case ast.UnaryOp(op=op, operand=operand):
-            value = _evaluate(operand, features)
+            value = _evaluate(operand, features, functions)
             return -value if isinstance(op, ast.USub) else value
         case ast.Call(func=ast.Name(id=name), args=args):
-            return _FUNCTIONS[name](*(_evaluate(arg, features) for arg in args))
+            return functions[name](*(_evaluate(arg, features, functions) for arg in args))
     raise AssertionError(f"unchecked expression node {ast.dump(node)}")

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Ints
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, opened, recorded_at
@@ -215,8 +215,8 @@ def read_blocks(
     columns: dict[str, list[Any]] = {role.name: [] for role in roles}
     total, timed = 0, roles
     for block, lines in blocks(wanted, needed):
-        timed = [_with_unit(role, block, len(lines)) for role in timed]
-        values = {role.name: _values(role, block, len(lines)) for role in timed}
+        timed = [_with_unit(role, block) for role in timed]
+        values = {role.name: _values(role, block) for role in timed}
         good = _usable(values)
         left = np.flatnonzero(~good)
         if len(left):
@@ -500,7 +500,7 @@ def _find_unclosed_quotes(path: Path, delimiter: bytes, cells: int, bad: BadLine
     count()
 
 
-def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
+def _values(role: Role, block: Mapping[str, Any]) -> Any:
     if role.name in _OTHERS:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
@@ -509,9 +509,9 @@ def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
             return statuses_of(texts)
         routes = {word: route_of(word) for word in set(texts)} if role.name == "route" else {}
         return np.array([routes.get(word, word) for word in texts], dtype=object)
-    if role.name in _MOMENTS and not _are_numbers(role, block, n):
+    if role.name in _MOMENTS and isinstance(role.source, str) and not len(_few_numbers(role, block)):
         return instants_ns(block[role.columns[0]])
-    numbers = _numbers_of(role, block, n)
+    numbers = _numbers_of(role, block)
     scaled = _scaled(role, numbers)
     if role.name not in _MOMENTS or not isinstance(role.source, str) or numbers.dtype == np.int64:
         return scaled
@@ -519,38 +519,25 @@ def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
     return np.where((exact >= 0) & (scaled != UNKNOWN), exact, scaled)
 
 
-def _numbers_of(role: Role, block: Mapping[str, Any], n: int) -> Any:
-    """``(n,)`` the numbers of a role's column or expression."""
+def _numbers_of(role: Role, block: Mapping[str, Any]) -> Any:
+    """The numbers of a role's column or expression."""
     if isinstance(role.source, str):
         return _numbers(block[role.source])
-    inputs = {name: _numbers(block[name]) for name in role.columns}
-    return np.array([_evaluated(role.source, inputs, row) for row in range(n)], dtype=np.float64)
+    return role.source.of_columns({name: _numbers(block[name]).astype(np.float64) for name in role.columns})
 
 
-def _few_numbers(role: Role, block: Mapping[str, Any], n: int) -> Any:
+def _few_numbers(role: Role, block: Mapping[str, Any]) -> Any:
     """The finite numbers among a role's first ones; empty if they are dates."""
-    few = min(n, _LOOKED_AT)
-    numbers = _numbers_of(role, {name: block[name][:few] for name in role.columns}, few)
+    numbers = _numbers_of(role, {name: block[name][:_LOOKED_AT] for name in role.columns})
     finite = numbers[np.isfinite(numbers)]
-    return finite if 2 * len(finite) >= few else finite[:0]
+    return finite if 2 * len(finite) >= len(numbers) else finite[:0]
 
 
-def _are_numbers(role: Role, block: Mapping[str, Any], n: int) -> bool:
-    return not isinstance(role.source, str) or len(_few_numbers(role, block, n)) > 0
-
-
-def _with_unit(role: Role, block: Mapping[str, Any], n: int) -> Role:
+def _with_unit(role: Role, block: Mapping[str, Any]) -> Role:
     """The role with the unit of times that are numbers: the same in all blocks, and not that of a wrong one."""
-    if role.name not in _MOMENTS or role.unit_ns is not None or not len(few := _few_numbers(role, block, n)):
+    if role.name not in _MOMENTS or role.unit_ns is not None or not len(few := _few_numbers(role, block)):
         return role
     return replace(role, unit_ns=epoch_unit(float(np.median(few))))
-
-
-def _evaluated(expression: Expression, inputs: Mapping[str, Floats], row: int) -> float:
-    try:
-        return float(expression.evaluate({name: float(column[row]) for name, column in inputs.items()}))
-    except ValueError:
-        return float("nan")
 
 
 def _scaled(role: Role, numbers: Any) -> Any:
