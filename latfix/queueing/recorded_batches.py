@@ -86,33 +86,6 @@ class Recorded:
             return []
         return np.split(order, np.flatnonzero(np.diff(self.worker[order])) + 1)
 
-    def service_starts(self, policy: Policy, ready: Floats, load: Floats, window_scale: Floats) -> Floats:
-        """When each request's batch is taken up; for requests without a batch, when they are ready.
-
-        :param ready: ``(p, n)`` when requests reach the queue, one row per replay.
-        :param load: ``(p, n)`` service that each adds to its batch beyond the reference.
-        :param window_scale: ``(p,)`` factors of how long timers hold batches.
-        :returns: ``(p, n)`` nanoseconds.
-        """
-        result = ready.copy()
-        if not len(self.first):
-            return result
-        first, last = self._limits(ready)
-        held = window_scale[:, None] * self.hold
-        service = policy.reference[np.minimum(self.size, len(policy.reference) - 1)] + np.add.reduceat(
-            load[:, self.members], self.first, axis=1
-        )
-        service += held
-        opened = np.empty_like(first)
-        for chain in self.chains():
-            come = np.minimum.accumulate(first[:, chain[::-1]], axis=1)[:, ::-1]
-            opens = np.maximum(come, last[:, chain] - held[:, chain])
-            ended = lindley(opens, service[:, chain])[0] + service[:, chain]
-            free = np.concatenate([np.full((len(ended), 1), -np.inf), ended[:, :-1]], axis=1)
-            opened[:, chain] = np.maximum(free, come)
-        result[:, self.members] = np.repeat(opened, self.size, axis=1)
-        return result
-
     def serve(
         self, policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, window_column: int, alpha: float
     ) -> Served:
@@ -125,7 +98,9 @@ class Recorded:
         begun, open_moves = arrival.copy(), arrival_moves.copy()
         if not len(self.first):
             return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
-        first, last = (part[0] for part in self._limits(arrival[None]))
+        at = arrival[self.members]
+        first = np.minimum.reduceat(at, self.first)  # minus infinity below if no member joined
+        last = np.maximum.reduceat(np.where(self.joined, at, -np.inf), self.first)
         opener, latest = self._earliest(arrival), self._latest(arrival)
         brought = np.add.reduceat(extra[self.members], self.first, axis=0)
         held = (alpha if window_column >= 0 else 1.0) * self.hold
@@ -158,13 +133,6 @@ class Recorded:
         begun[self.members], ended[self.members] = opened[batch], end[batch]
         open_moves[self.members], end_moves[self.members] = opened_moves[batch], ended_moves[batch]
         return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
-
-    def _limits(self, ready: Floats) -> tuple[Floats, Floats]:
-        """By batch: its first member's arrival, and that of the last to join it; minus infinity if none joined."""
-        at = ready[:, self.members]
-        first = np.minimum.reduceat(at, self.first, axis=1)
-        last = np.maximum.reduceat(np.where(self.joined, at, -np.inf), self.first, axis=1)
-        return first, last
 
     def _earliest(self, arrival: Floats) -> Ints:
         """``(m,)`` the member that arrived first."""

@@ -1,8 +1,7 @@
 """Waits in the queue with each cause's part of service scaled: one replay for each row of factors.
 
-Policies that lanes support (:mod:`latfix.queueing.replay_lanes`) and recorded batches
-(:mod:`latfix.queueing.recorded_batches`) are replayed many at once; others one by one
-(:mod:`latfix.queueing.start_derivatives`).
+Policies that lanes support (:mod:`latfix.queueing.replay_lanes`) are replayed many at once; recorded batches
+(:mod:`latfix.queueing.recorded_batches`) and other policies (:mod:`latfix.queueing.start_derivatives`) one by one.
 """
 
 from __future__ import annotations
@@ -89,9 +88,12 @@ def _lane_waits(line: Line, scale: Floats, ready: Floats) -> Floats:
         wait[:, some] += opened - handed
         ready[:, some] = ended
     if line.recorded is not None:
-        held = scale[:, line.window_column] if line.window_column >= 0 else np.ones(p)
-        taken = line.recorded.service_starts(line.workers, ready, scale @ line.batch_extra.T, held)
-        return wait + np.maximum(taken - ready, 0.0)
+        for row, at, factors in zip(wait, ready, scale, strict=True):
+            held = factors[line.window_column] if line.window_column >= 0 else 1.0
+            batches = replace(line.recorded, hold=held * line.recorded.hold)
+            extra = (line.batch_extra @ factors)[:, None]
+            row += np.maximum(batches.serve(line.workers, at, np.zeros((n, 1)), extra, -1, 1.0).open - at, 0.0)
+        return wait
     some = _chosen(line.queued)
     window = np.full(p, line.workers.window)
     if line.window_column >= 0:
