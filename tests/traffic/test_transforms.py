@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from latfix.errors import InputError
 from latfix.traffic import transforms as transform
-from latfix.traffic.parsed_fields import NORMAL, fill_ids
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import describe
 from latfix.traffic.synthesize import Synthesis, synthesize
@@ -19,16 +19,13 @@ from latfix.traffic.synthesize import Synthesis, synthesize
 
 def traffic_at(*seconds: float, sessions: bool = False) -> Traffic:
     n = len(seconds)
-    return Traffic(
-        arrival_ns=np.array([round(second * 1e9) for second in seconds], dtype=np.int64),
-        ids=fill_ids([None] * n),
-        priority=np.full(n, NORMAL, dtype=np.int8),
-        sessions=[f"s{index}" if sessions else None for index in range(n)],
-        deadline_ms=np.full(n, np.nan),
+    plain = Traffic.plain(
+        np.array([round(second * 1e9) for second in seconds], dtype=np.int64),
         features={"x": np.arange(n, dtype=np.int64)},
         payloads=list(range(n)),
         metadata={"source": "test"},
     )
+    return replace(plain, sessions=[f"s{index}" for index in range(n)]) if sessions else plain
 
 
 def seconds_of(traffic: Traffic) -> list[float]:

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Ints
+from latfix.formatting import shown
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 
 #: No correlation, no launch, no previous activity.
 NOTHING = -1
+#: Times whose differences 64 bits hold.
+_FIRST_NS, _LAST_NS = -(2**57), 2**63 - 2**57
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,12 @@ class Columns:
         self.reversed = 0
 
     def add(self, start: int, end: int, place: int, kind: int, name: int, correlation: int, size: int) -> None:
-        """Append an interval; an end before the begin is set to the begin, and counted."""
+        """Append an interval; an end before the begin is set to the begin, and counted.
+
+        :raises ValueError: a time is too far from the others.
+        """
+        if not (_FIRST_NS < start < _LAST_NS and _FIRST_NS < end < _LAST_NS):
+            raise ValueError(f"a time from {shown(start, 30)} to {shown(end, 30)} ns")
         self.reversed += end < start
         for column, value in zip(
             self._columns, (start, max(start, end), place, kind, name, correlation, size), strict=True

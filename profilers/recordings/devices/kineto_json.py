@@ -175,6 +175,13 @@ def _ends(event: Any) -> tuple[int, int]:
     return start, start + nanoseconds(event.get("dur", 0))
 
 
+def _name(event: Any) -> str:
+    name = event["name"]
+    if not isinstance(name, str):
+        raise ValueError(f"the name {shown(name, 40)}, which is no text")
+    return name
+
+
 class _Collected:
     """Events, sorted into tables."""
 
@@ -197,15 +204,15 @@ class _Collected:
         elif category == "cuda_sync":
             self._add_wait(event["args"])
         elif category in _RUNTIME:
-            self._add_on_thread(self.tables.host, event, call_kind(event["name"]))
+            self._add_on_thread(self.tables.host, event, call_kind(_name(event)))
         elif category in _RANGES:
             self._add_on_thread(self.tables.ranges, event, 0)
         elif category in ("cpu_op", "operator", "python_function"):
-            kind = code_kind(event["name"], frame=category == "python_function")
+            kind = code_kind(_name(event), frame=category == "python_function")
             self._add_on_thread(self.tables.host, event, kind)
 
     def _add_device(self, event: Any, kind: Device) -> None:
-        args, name, into = event.get("args") or {}, event["name"], self.tables
+        args, name, into = event.get("args") or {}, _name(event), self.tables
         if kind == Device.KERNEL and is_collective(name):
             kind = Device.COLLECTIVE
         lane = into.lanes[args.get("device", event.get("pid")), args.get("stream", event.get("tid"))]
@@ -224,7 +231,7 @@ class _Collected:
     def _add_on_thread(self, into: Columns, event: Any, kind: int) -> None:
         correlation = self._correlation(event.get("args") or {}) if kind >= Host.LAUNCH else NOTHING
         thread = self.tables.threads[event.get("pid"), event.get("tid")]
-        into.add(*_ends(event), thread, kind, self.tables.names[event["name"]], correlation, 0)
+        into.add(*_ends(event), thread, kind, self.tables.names[_name(event)], correlation, 0)
 
     def _add_wait(self, args: Any) -> None:
         correlation = self._correlation(args)

@@ -156,6 +156,8 @@ def whole() -> str:
         (b'{"traceEvents": [1, 2]}', "damaged trace (event 1: 1 is no event)"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "damaged trace (event 1 has no 'name')"),
         (whole().replace('"ts": 17', '"ts": null, "x": 17', 1).encode(), "damaged"),
+        (whole().replace('"ts": 17', '"ts": -9999', 1).encode(), "a time from -9"),
+        (whole().replace('"name": "ProfilerStep#1"', '"name": null', 1).encode(), "the name None, which is no text"),
         (b'{"traceEvents": [' + b"[" * 100_000, ""),
     ],
 )
@@ -214,6 +216,11 @@ def test_other_and_damaged_databases_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match=r"cut"):
         diagnosed(tmp_path / "cut")
+    with sqlite3.connect(export(tmp_path / "far")) as database:
+        database.execute("update CUPTI_ACTIVITY_KIND_RUNTIME set start = ?", (-(2**63),))
+    database.close()
+    with pytest.raises(InputError, match="a time from -92"):
+        diagnosed(tmp_path / "far")
 
 
 def real(name: str) -> Diagnosis:
