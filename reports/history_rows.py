@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from latfix.formatting import NONE, milliseconds, share, significant
+from latfix.formatting import NONE, count, milliseconds, share, significant
 from latfix.gates.reference_level import Level
 from latfix.gates.syntax import is_latency
 from latfix.results.history import HistoryTrend
@@ -35,11 +35,26 @@ def reach_words(metric: str, level: Level | None) -> str:
     return f"{figure_words(metric, low)} to {figure_words(metric, high)}"
 
 
+#: Titles of :func:`level_figures`.
+LEVEL_TITLES = ("runs", "last", "median", "next run, 95 %")
+
+
+def level_figures(metric: str, trend: HistoryTrend) -> list[str]:
+    """Number of runs, the last figure, and the level with the range of the next run."""
+    return [
+        count(len(trend.runs)),
+        figure_words(metric, trend.values[-1] if trend.values else None),
+        figure_words(metric, None if trend.level is None else trend.level.value),
+        reach_words(metric, trend.level),
+    ]
+
+
 def machine_words(trend: HistoryTrend) -> str:
     """The machine's processor, cores and GPU, or its fingerprint if these are unknown."""
     facts = trend.machine_facts
     cores = facts.get("cores")
-    words = [str(facts.get("cpu") or ""), f"{cores} cores" if cores else "", str(facts.get("gpu") or "")]
+    named = f"{cores} core{'s' * (cores != 1)}" if cores else ""
+    words = [str(facts.get("cpu") or ""), named, str(facts.get("gpu") or "")]
     return ", ".join(word for word in words if word) or trend.machine
 
 

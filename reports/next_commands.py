@@ -43,10 +43,10 @@ def optimize_command(workload: str) -> str:
     return f"latfix optimize {_quoted(workload)}"
 
 
-def try_harder_command(workload: str, fixes: Sequence[str], budget: str = "15m") -> str:
+def try_harder_command(workload: str, fixes: Sequence[str]) -> str:
     """``latfix optimize WORKLOAD --fix ID … --budget 15m``: only these fixes, with more time for their replays."""
     chosen = "".join(f" --fix {shlex.quote(fix)}" for fix in fixes)
-    return f"{optimize_command(workload)}{chosen} --budget {budget}"
+    return f"{optimize_command(workload)}{chosen} --budget 15m"
 
 
 def replay_command(workload: str, plan: str) -> str:

@@ -32,8 +32,13 @@ def _color(place: int) -> str:
     return INK[f"stage-{(place + 1) % COLORS}"]
 
 
-def _named(settings: Sequence[SettingRow]) -> list[tuple[int, SettingRow]]:
-    return [(place, setting) for place, setting in enumerate(settings) if setting.points]
+def _replayed(rows: SweepRows) -> list[tuple[SettingRow, str, str | None]]:
+    """The settings with replays, each with its color and its label in the legend."""
+    return [
+        (setting, _color(place), visible(setting.label, limit=_LABEL) if place < COLORS else None)
+        for place, setting in enumerate(rows.settings)
+        if setting.points
+    ]
 
 
 def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> None:
@@ -52,18 +57,19 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
 
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
-        for place, setting in _named(rows.settings):
+        for setting, color, label in _replayed(rows):
             some = [point for point in setting.points if point.objective.percentile_ms is not None]
             x = [point.offered_rps for point in some]
             y = [_percentile(point) for point in some]
             values += y
-            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
-            axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8)
-            axes.plot([], [], color=_color(place), marker="o", markersize=6, linewidth=1.8, label=label)
+            axes.plot(x, y, color=color, linewidth=0 if setting.found.predicted else 1.8)
+            axes.plot([], [], color=color, marker="o", markersize=6, linewidth=1.8, label=label)
             for point in some:
-                _interval(axes, point, _color(place))
-            _predictions(axes, setting, _color(place))
-            _marks(axes, some, _color(place))
+                _interval(axes, point, color)
+            _predictions(axes, setting, color)
+            for at, value, point in zip(x, y, some, strict=True):
+                face = "none" if point.saturated else color
+                axes.plot([at], [value], "o", color=color, markersize=6, markerfacecolor=face)
         _limit(axes, rows)
         _milliseconds(axes, values, rows.found.objective.slo_ms)
         axes.set_ylabel(f"{rows.percentile}, ms")
@@ -105,35 +111,20 @@ def _predictions(axes: Axes, setting: SettingRow, color: str) -> None:
     axes.fill_between(x, low, [min(value, 2 * most) for value in high], color=color, alpha=0.15, linewidth=0)
 
 
-def _marks(axes: Axes, points: Sequence[SweepPoint], color: str) -> None:
-    for point in points:
-        face = "none" if point.saturated else color
-        axes.plot(
-            [point.offered_rps],
-            [_percentile(point)],
-            color=color,
-            marker="o",
-            markersize=6,
-            markerfacecolor=face,
-            linestyle="none",
-        )
-
-
 def throughput_over_load(name: str, rows: SweepRows) -> Markup:
     """Requests served and busy workers, by offered load."""
 
     def plot(panels: list[Axes]) -> None:
         top, bottom = panels
-        offered = [point.offered_rps for _, setting in _named(rows.settings) for point in setting.points]
+        offered = [point.offered_rps for setting in rows.settings for point in setting.points]
         reach = max(offered, default=1.0)
         top.plot((0, reach), (0, reach), color=INK["muted"], linewidth=1, linestyle=":", label="everything offered")
-        for place, setting in _named(rows.settings):
+        for setting, color, label in _replayed(rows):
             x = [point.offered_rps for point in setting.points]
-            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
             served = [point.achieved_rps for point in setting.points]
             busy = [100 * point.utilization.get("workers", np.nan) for point in setting.points]
-            top.plot(x, served, color=_color(place), marker="o", markersize=4, linewidth=1.8, label=label)
-            bottom.plot(x, busy, color=_color(place), marker="o", markersize=4, linewidth=1.8)
+            top.plot(x, served, color=color, marker="o", markersize=4, linewidth=1.8, label=label)
+            bottom.plot(x, busy, color=color, marker="o", markersize=4, linewidth=1.8)
         top.set_ylabel("served, 1/s")
         bottom.set_ylabel("workers busy, %")
         bottom.set_xlabel("offered load, requests a second")
@@ -152,19 +143,11 @@ def front(name: str, rows: SweepRows) -> Markup:
 
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
-        for place, setting in _named(rows.settings):
+        for setting, color, label in _replayed(rows):
             some = [p for p in setting.points if p.objective.percentile_ms is not None and not p.saturated]
             values += [_percentile(point) for point in some]
-            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
-            axes.plot(
-                [point.achieved_rps for point in some],
-                [_percentile(point) for point in some],
-                color=_color(place),
-                marker="o",
-                markersize=5,
-                linestyle="none",
-                label=label,
-            )
+            served = [point.achieved_rps for point in some]
+            axes.plot(served, list(map(_percentile, some)), "o", color=color, markersize=5, label=label)
         known = [(p.achieved_rps, p.percentile_ms) for p in rows.found.pareto if p.percentile_ms is not None]
         if known:
             axes.plot(*zip(*known, strict=True), color=INK["ink"], linewidth=1.4, label="front")

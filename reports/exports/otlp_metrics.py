@@ -29,10 +29,8 @@ def otlp_metrics(diagnosis: Diagnosis, source: RecordSource) -> str:
     :raises InputError: ``run.json`` has no start time.
     """
     begun = started_ns(source)
-    ended = max(
-        (int((rows["arrival_ns"] + rows["latency_ns"]).max(initial=0)) for rows in _ends(source)),
-        default=0,
-    )
+    parts = source.scan(("arrival_ns", "latency_ns"))
+    ended = max((int((rows["arrival_ns"] + rows["latency_ns"]).max(initial=0)) for rows in parts), default=0)
     when = {"startTimeUnixNano": str(begun), "timeUnixNano": str(begun + ended)}
     metrics = [_metric(family, when) for family in families(diagnosis, source)]
     scope = {"scope": {"name": "latfix", "version": __version__}, "metrics": metrics}
@@ -42,16 +40,8 @@ def otlp_metrics(diagnosis: Diagnosis, source: RecordSource) -> str:
     )
 
 
-def _ends(source: RecordSource) -> Any:
-    return source.scan(("arrival_ns", "latency_ns"))
-
-
 def _metric(family: Family, when: Mapping[str, str]) -> dict[str, Any]:
-    known = {
-        "name": f"latfix.{family.name}",
-        "description": family.words,
-        "unit": _UNITS[family.unit],
-    }
+    known = {"name": f"latfix.{family.name}", "description": family.words, "unit": _UNITS[family.unit]}
     if family.kind == "histogram":
         return known | {"histogram": {"aggregationTemporality": _CUMULATIVE, "dataPoints": [_buckets(family, when)]}}
     points = [

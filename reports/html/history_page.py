@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import Any
 
-from latfix.formatting import count, key_label, ratio
-from latfix.reports.history_rows import figure_words, machine_words, reach_words
+from latfix.formatting import key_label, ratio
+from latfix.reports.history_rows import LEVEL_TITLES, figure_words, level_figures, machine_words
 from latfix.reports.html.page_file import write_page
 from latfix.results.history import HistoryTrend, HistoryTrends
 
@@ -22,16 +22,14 @@ def write_history_page(path: Path, found: HistoryTrends, *, workload: str | None
         kind="latfix history",
         heading=workload or "All workloads",
         facts=PurePath(found.file).name,
+        columns=["workload", "machine", "command", *LEVEL_TITLES],
         trends=[_trend(found.metric, trend) for trend in found.trends],
         overview=[
             [
                 trend.workload,
                 machine_words(trend),
                 " ".join((trend.command, trend.plan)).strip(),
-                count(len(trend.runs)),
-                figure_words(found.metric, trend.values[-1] if trend.values else None),
-                figure_words(found.metric, None if trend.level is None else trend.level.value),
-                reach_words(found.metric, trend.level),
+                *level_figures(found.metric, trend),
             ]
             for trend in found.trends
         ],

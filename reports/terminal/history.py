@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import count, key_label, ratio, visible
-from latfix.reports.history_rows import figure_words, kind_words, machine_words, reach_words
+from latfix.formatting import key_label, ratio, visible
+from latfix.reports.history_rows import LEVEL_TITLES, figure_words, kind_words, level_figures, machine_words
 from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, Sparkline, heading, safe
 from latfix.results.history import HistoryTrend, HistoryTrends, LevelChange
 
@@ -28,21 +28,18 @@ def render_history(found: HistoryTrends, *, workload: str | None) -> RenderableT
 
 def _table(found: HistoryTrends) -> RenderableType:
     """A row for each trend, below a line with its command and machine where they change."""
-    columns = [Column("workload", right=False), *map(Column, ("runs", "last", "median", "next run, 95 %"))]
+    columns = [Column("workload", right=False), *map(Column, LEVEL_TITLES)]
     rows: list[list[Cell] | Text] = []
     above = ""
     for trend in found.trends:
-        values, before = trend.values, above
+        before = above
         above = f"{kind_words(trend)} on {machine_words(trend)}"
         if above != before:
             rows.append(safe(above, "dim", limit=200))
         rows.append(
             [
                 safe(trend.workload, "bold", limit=60),
-                count(len(trend.runs)),
-                figure_words(found.metric, values[-1] if values else None),
-                figure_words(found.metric, trend.level.value if trend.level is not None else None),
-                reach_words(found.metric, trend.level),
+                *level_figures(found.metric, trend),
                 Sparkline([run.value for run in trend.runs], "cyan"),
             ]
         )

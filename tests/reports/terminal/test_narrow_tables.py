@@ -11,6 +11,7 @@ from rich.text import Text
 from latfix.gates.reference_level import Level
 from latfix.profilers.allocator_lab.compare_policies import compare, fragmentation
 from latfix.profilers.allocator_lab.trace import AllocationTrace, Event
+from latfix.reports.history_rows import machine_words
 from latfix.reports.terminal.doctor import render_doctor
 from latfix.reports.terminal.fragmentation import render_fragmentation
 from latfix.reports.terminal.history import render_history
@@ -80,6 +81,11 @@ def test_a_history_is_not_cut(width: int, metric: str) -> None:
     words = ("host.contention", "/runs/" + "r" * 44, "next run, 95 %", "Intel(R) Xeon(R) Processor, 2 cores")
     assert all(word in text for word in words)
     assert text.count("excluded: the machine was disturbed") == 1
+
+
+def test_a_machine_of_one_core_has_one() -> None:
+    (trend,) = _history("p99").trends
+    assert machine_words(replace(trend, machine_facts={"cores": 1})) == "1 core"
 
 
 @WIDTHS

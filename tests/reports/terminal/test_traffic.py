@@ -51,7 +51,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_line_is_padded_and_no_figure_cut(name: str, width: int) -> None:
     seconds = SHAPES[name]
@@ -62,12 +62,9 @@ def test_no_line_is_padded_and_no_figure_cut(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_shape_renders_and_draws(name: str, tmp_path: Path) -> None:
+def test_every_shape_is_named_and_drawn(name: str, tmp_path: Path) -> None:
     shape = shape_of(SHAPES[name])
-    for width in (40, 100):
-        text = printed(shape, width)
-        assert text.startswith(shape.kind.capitalize())
-        assert max(map(len, text.splitlines())) <= width
+    assert printed(shape).startswith(shape.kind.capitalize())
     draw_shape(shape, tmp_path / "p.svg")
     ElementTree.parse(tmp_path / "p.svg")
 
