@@ -18,6 +18,7 @@ from latfix.formatting import (
     lower_end,
     milliseconds,
     percent,
+    percentile_label,
     rounded_up,
     significant,
     speed_range,
@@ -43,9 +44,9 @@ from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
 
-#: Causes listed as the reason.
 #: Share of the excess from which what is known of unexplained time is shown.
 _MOSTLY = 0.5
+#: Causes listed as the reason.
 _REASONS = 2
 #: The slowest requests get their own line if the maximum exceeds the percentile by this factor.
 _FAR_BEYOND = 2.0
@@ -268,10 +269,11 @@ def _sure(change: Change, rounds: int) -> Iterator[Line]:
 def _why(found: Optimization) -> Iterator[Line]:
     cause = found.diagnosis.verdict if found.diagnosis is not None else ""
     against = f"{cause} ({cause_words(cause)})" if cause_words(cause) else ""
+    tail = percentile_label(finite(found.objective.get("percentile")) or 99.0)
     if words := kept_words(found):
-        yield Line(label="why", words=words + (f"; main cause of p99 before: {against}" if against else ""))
+        yield Line(label="why", words=words + (f"; main cause of {tail} before: {against}" if against else ""))
     elif against:
-        yield Line(label="why", words=f"main cause of p99: {against}; no fix is proved to reduce it")
+        yield Line(label="why", words=f"main cause of {tail}: {against}; no fix is proved to reduce it")
     if plan_is_empty(found) and (best := best_candidate(found)):
         yield Line(label="best candidate", words=best[1])
 
@@ -324,9 +326,7 @@ def sweep_answer(rows: SweepRows) -> Answer:
                 known = largest_words(setting.found.largest)
                 words = known if known.startswith(setting.status) else f"{known}, {setting.status}"
                 lines.append(Line(label="largest load" if not lines else "", words=f"{setting.label}: {words}"))
-    knee = rows.best_setting()
-    knee = knee if knee is not None and knee.found.knee is not None else rows.top_knee()
-    if knee is not None:
+    if (knee := rows.shown_knee()) is not None:
         lines.append(Line(label="knee", words=f"{knee.knee_words()} with {knee.label}"))
     if rows.gate is not None or rows.judged:
         lines += _gates([] if rows.gate is None else [rows.gate], "--at-least RPS")
@@ -393,4 +393,4 @@ def _gates(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
         yield Line(label="gates", words=f"{len(gates)} {of} passed", severity="good")
     for gate in (*failed, *undecided):
         reason = f": {gate.reason}" if gate.reason else ""
-        yield Line(label="", words=f"{gate.gate} {gate.words}{reason}", severity=gate.severity)
+        yield Line(label="", words=f"{gate.gate} {gate.outcome}{reason}", severity=gate.severity)

@@ -33,14 +33,8 @@ from latfix.results.optimization import Contribution, Optimization, TriedFix
 from latfix.stages import STATUS_NAMES
 from latfix.statistics.decision import RatioEstimate
 
-STATUSES: tuple[str, ...] = STATUS_NAMES
-
 Outcome = Literal["passed", "failed", "undecided"]
-OUTCOME_WORDS: dict[Outcome, tuple[str, Severity]] = {
-    "passed": ("passed", "good"),
-    "failed": ("failed", "bad"),
-    "undecided": ("undecided", "warn"),
-}
+_OUTCOME_SEVERITY: dict[Outcome, Severity] = {"passed": "good", "failed": "bad", "undecided": "warn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +67,9 @@ class Ratio:
             return None
         return "good" if self.value < 1 else "bad"
 
-    def words(self, sign: str = "x") -> str:
-        """``x0.240 [0.210, 0.280]``; without an interval ``x0.240``."""
-        text = ratio(self.value, sign)
+    def words(self) -> str:
+        """``×0.240 [0.210, 0.280]``; without an interval ``×0.240``."""
+        text = ratio(self.value, "×")
         return text if self.ci95 is None else f"{text} {interval(self.ci95)}"
 
 
@@ -127,10 +121,6 @@ class ChangeRow:
     judged: bool = False
     worse: bool = False
 
-    def ratio_words(self, sign: str = "x") -> str:
-        """The ratio without its interval; empty if there is none."""
-        return "" if self.ratio is None else ratio(self.ratio.value, sign)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
@@ -169,19 +159,17 @@ class Change:
         before, after = (arm.latency_words()[key] for arm in (self.before, self.after))
         return f"{before} → {after}" + ("" if after in (NONE, LOST) else " ms")
 
-    def sentence(self, *, arrow: str = "->", sign: str = "x") -> str:
-        """``p99 412 -> 98.0 ms (x0.240 [0.210, 0.280]); mean …; accuracy 0.912 -> 0.911 (limit 0.902)``."""
+    def sentence(self) -> str:
+        """``p99 412 → 98.0 ms (×0.240 [0.210, 0.280]); mean …; accuracy 0.912 → 0.911 (limit 0.902)``."""
         parts = []
         for key in dict.fromkeys((self.judged, "mean")):
             before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
             step = self.ratio(key)
-            size = f" ({step.words(sign)})" if step.value is not None else ""
-            parts.append(f"{key_label(key)} {significant(before)} {arrow} {significant(after)} ms{size}")
+            size = f" ({step.words()})" if step.value is not None else ""
+            parts.append(f"{key_label(key)} {significant(before)} → {significant(after)} ms{size}")
         if self.scored:
             limit = f" ({self.limit_words})" if self.limit_words else ""
-            parts.append(
-                f"accuracy {significant(self.before.accuracy)} {arrow} {significant(self.after.accuracy)}{limit}"
-            )
+            parts.append(f"accuracy {significant(self.before.accuracy)} → {significant(self.after.accuracy)}{limit}")
         return "; ".join(parts)
 
     def rows(self) -> list[ChangeRow]:
@@ -203,7 +191,7 @@ class Change:
             ChangeRow(name="throughput", before=rate(before.throughput_rps), after=rate(after.throughput_rps))
         )
         rows += self._cost_rows()
-        for name in STATUSES:
+        for name in STATUS_NAMES:
             first, then = before.requests.get(name, 0), after.requests.get(name, 0)
             worse = name != "ok" and then > first
             if not first and not then and name != "ok":
@@ -262,22 +250,18 @@ class GateRow:
     """One gate and its outcome.
 
     :param reason: one sentence with the figures and, if undecided, what would decide it.
+    :param value: the figure with its unit; empty if unknown.
     """
 
     gate: str
     outcome: Outcome
     reason: str = ""
-    value: float | None = None
-
-    @property
-    def words(self) -> str:
-        """``passed``, ``failed`` or ``undecided``."""
-        return OUTCOME_WORDS[self.outcome][0]
+    value: str = ""
 
     @property
     def severity(self) -> Severity:
         """The color of the outcome."""
-        return OUTCOME_WORDS[self.outcome][1]
+        return _OUTCOME_SEVERITY[self.outcome]
 
 
 def ratio_of(estimate: RatioEstimate | None) -> Ratio:
@@ -326,7 +310,7 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
         throughput_rps=finite(figures.throughput_rps),
         requests={
             name: figures.requests.get(name) or 0
-            for name in STATUSES
+            for name in STATUS_NAMES
             if name in figures.requests or name != "unfinished"
         },
         **{name: finite(getattr(figures, name, None)) for name in _COSTS},  # a Diagnosis has none of them
@@ -392,7 +376,12 @@ def step_rows(steps: Sequence[TriedFix]) -> list[StepRow]:
 def gate_rows(gates: Sequence[GateResult]) -> tuple[GateRow, ...]:
     """Gates with their outcomes."""
     return tuple(
-        GateRow(gate=gate.gate.text, outcome=outcome_of(gate.passed), reason=gate.reason, value=finite(gate.value))
+        GateRow(
+            gate=gate.gate.text,
+            outcome=outcome_of(gate.passed),
+            reason=gate.reason,
+            value="" if gate.value is None else gate.gate.show(gate.value),
+        )
         for gate in gates
     )
 
@@ -424,11 +413,10 @@ class Share:
     def cells(self) -> list[str]:
         """Ratio when added, predicted ratio, and ratio on top of the others."""
         return [
-            "" if self.ratio is None else self.ratio.words("×"),
+            "" if self.ratio is None else self.ratio.words(),
             "" if self.predicted is None else ratio(self.predicted, "×"),
             "; ".join(
-                each.words("×") if len(self.adds) == 1 else f"{fix} {each.words('×')}"
-                for fix, each in self.adds.items()
+                each.words() if len(self.adds) == 1 else f"{fix} {each.words()}" for fix, each in self.adds.items()
             ),
         ]
 
@@ -476,6 +464,25 @@ def idea_words(idea: TriedIdea) -> tuple[str, Severity]:
     if idea.comparison is None:
         return "not replayed", "calm"
     return verdict_words(idea.comparison.verdict), change_severity(idea.comparison.verdict)
+
+
+def trial_keys(found: Trial) -> list[str]:
+    """Keys of the latencies in the table of a trial, the judged one first."""
+    return list(dict.fromkeys((found.judged, "p50", "p99", "mean")))
+
+
+def idea_ratios(found: Trial, idea: TriedIdea) -> list[tuple[str, str]]:
+    """The ratio of each latency over the unmodified workload, and its interval."""
+    known = {} if idea.comparison is None else idea.comparison.ratio
+    steps = [ratio_of(known.get(key)) for key in trial_keys(found)]
+    return [(ratio(step.value, "×"), "" if step.ci95 is None else interval(step.ci95)) for step in steps]
+
+
+def idea_costs(found: Trial, arm: TriedIdea) -> dict[str, str]:
+    """Memory, memory of devices if any arm has it, and start-up time, by column."""
+    arms = (found.base, *found.ideas)
+    device = {"GPU": mebibytes(arm.device_memory_bytes or None)} if any(a.device_memory_bytes for a in arms) else {}
+    return {"memory": mebibytes(arm.memory_bytes or None), **device, "start": seconds(arm.start_s)}
 
 
 def idea_remarks(idea: TriedIdea) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
+    NONE,
     count,
     counted,
     finite,
@@ -23,7 +24,7 @@ from latfix.formatting import (
     visible,
 )
 from latfix.reports.vocabulary import cause_words
-from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, ServiceFigures, Window
+from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, ServiceFigures
 from latfix.results.worker_summary import WorkerRow
 
 #: Characters of an error message in a sentence.
@@ -50,11 +51,6 @@ class CauseRow:
     evidence_class: str = ""
     evidence: str = ""
     requests: int | None = None
-
-    @property
-    def is_unexplained(self) -> bool:
-        """True for the remainder, which every report lists."""
-        return self.cause == UNEXPLAINED
 
 
 def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
@@ -346,16 +342,16 @@ def _part_words(service: ServiceFigures) -> list[tuple[str, str]]:
     whole = any(part.part == "network" for part in service.parts)
     words = _PART_WORDS | {"other": "rest at the server" if whole else "not reported"}
     for name, key in (("in the tail", "slow_ms"), ("elsewhere", "typical_ms")):
-        spent = [(words[part.part], float(getattr(part, key))) for part in service.parts]
+        spent = [(words.get(part.part, part.part), float(getattr(part, key))) for part in service.parts]
         listed = ", ".join(f"{what} {milliseconds(ms)}" for what, ms in spent)
         rows.append((name, f"{milliseconds(sum(ms for _, ms in spent))} on average = {listed}"))
     told = [part for part in service.parts if part.source]
     sources = ", ".join(dict.fromkeys(part.source for part in told))
-    bounds = [f"{_PART_WORDS[part.part]} at most {milliseconds(part.p99_ms)}" for part in told if part.p99_ms]
-    rows.append(
-        ("reported by", f"{sources} ({service.parts_known})" + ("; p99: " + ", ".join(bounds) if bounds else ""))
-    )
-    return rows
+    bounds = [
+        f"{words.get(part.part, part.part)} at most {milliseconds(part.p99_ms)}" for part in told if part.p99_ms
+    ]
+    known = f"{sources} ({service.parts_known})"
+    return [*rows, ("reported by", f"{known}; p99: {', '.join(bounds)}" if bounds else known)]
 
 
 def line_rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str, str]]:
@@ -431,13 +427,26 @@ def active_causes(diagnosis: Diagnosis) -> list[tuple[str, Activity]]:
     ]
 
 
-def largest_window_causes(windows: Sequence[Window], limit: int) -> list[str]:
-    """The causes with the most milliseconds over all windows."""
+def largest_causes(parts: Iterable[tuple[Mapping[str, float], int]], limit: int) -> list[str]:
+    """The causes with the most milliseconds over several ledgers, each with its number of requests."""
     totals: dict[str, float] = {}
-    for window in windows:
-        for cause, value in window.causes_ms.items():
-            totals[cause] = totals.get(cause, 0.0) + abs(value) * window.requests
-    return sorted(totals, key=lambda cause: -totals[cause])[:limit]
+    for causes_ms, requests in parts:
+        for cause, value in causes_ms.items():
+            totals[cause] = totals.get(cause, 0.0) + abs(value) * requests
+    return sorted((cause for cause in totals if totals[cause]), key=lambda cause: -totals[cause])[:limit]
+
+
+def lag_words(diagnosis: Diagnosis, shown: Callable[[object], str]) -> str:
+    """The replayer's own lag; empty if unknown."""
+    lag = {key: finite(diagnosis.dispatch_ms.get(key)) for key in ("p50", "p99", "max")}
+    return "" if set(lag.values()) == {None} else ", ".join(f"{key} {shown(value)}" for key, value in lag.items())
+
+
+def cost_words(diagnosis: Diagnosis) -> str:
+    """The cost of latfix itself; empty if unknown."""
+    cost = diagnosis.overhead
+    micros, core = significant(cost.get("per_request_us")), share(cost.get("core_share"))
+    return "" if micros == core == NONE else f"{micros} µs a request, {core} of a core"
 
 
 def weight_words(row: WorkerRow) -> str:

@@ -50,12 +50,15 @@ def _value(value: Any) -> str:
 
 
 def kept_words(found: Optimization) -> str:
-    """The kept fixes with the effect of each, the largest first; empty if none was kept."""
+    """The kept fixes with the effect of each on p99, or on the mean if that is judged, the largest first.
+
+    Empty if none was kept.
+    """
     if plan_is_empty(found):
         return ""
     known = [
         (share.ratio.value, share)
-        for share in shares_of(found.ablation, "p99")
+        for share in shares_of(found.ablation, "mean" if found.judged == "mean" else "p99")
         if share.ratio is not None and share.ratio.value
     ]
     if not known:

@@ -332,11 +332,6 @@ class SlowRow:
         return parts
 
 
-def slow_rows(record: RunRecord, ledger: Ledger | None, limit: int = 20) -> list[SlowRow]:
-    """The slowest measured requests of any status, the slowest first."""
-    return described_rows(record, ledger, record.slowest(limit))
-
-
 def described_rows(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]) -> list[SlowRow]:
     """Some rows of a record, each with its stages and causes."""
     requests, ids = record.requests, record.traffic.ids

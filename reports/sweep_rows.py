@@ -227,6 +227,11 @@ class SweepRows:
         best = self.found.best
         return next((row for row in self.settings if best is not None and row.found.id == best.setting), None)
 
+    def shown_knee(self) -> SettingRow | None:
+        """The setting with the largest certain load; if it has no knee, the one whose knee is at the highest load."""
+        best = self.best_setting()
+        return best if best is not None and best.found.knee is not None else self.top_knee()
+
     def top_knee(self) -> SettingRow | None:
         """The setting whose knee is at the highest load."""
         knees = [row for row in self.settings if row.found.knee is not None]

@@ -40,7 +40,6 @@ _DRAWN = (
     "tests/reports/charts/",
     *(f"{_PAGES}every_session_makes_a_whole_page[{name}]" for name in _ODD),
     f"{_PAGES}every_optimization",
-    f"{_PAGES}what_each_fix_gave_is_drawn",
     *(f"{_PAGES}every_pair_of_sessions_makes_a_whole_comparison[{name}]" for name in _ODD[:3]),
     f"{_PAGES}the_page_and_its_chart",
     "tests/reports/html/test_every_page.py::",

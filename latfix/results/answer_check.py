@@ -147,16 +147,13 @@ class BackendRow(Document):
     agreeing: int | None = field(default=None, metadata=_WHERE_RUN)
     compared: int | None = field(default=None, metadata=_WHERE_RUN)
     agreement: float | None = field(default=None, metadata=_WHERE_RUN)
-    deviation: float | None = None
+    deviation: float | None = field(default=None, metadata=_WHERE_RUN)
     single_speedup: Estimate | None = field(default=None, metadata=_WHERE_RUN)
     batched_speedup: Estimate | None = field(default=None, metadata=_WHERE_RUN)
 
     def to_json(self) -> dict[str, Any]:
         """``deviation`` is ``null`` if answers were not finite, and left out if the backend did not run."""
-        document = Document.to_json(self)
-        if self.rounds is None:
-            del document["deviation"]
-        return document
+        return Document.to_json(self) | ({} if self.rounds is None else {"deviation": self.deviation})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

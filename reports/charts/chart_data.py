@@ -16,6 +16,8 @@ from latfix.stages import STAGES, Status
 from latfix.statistics.censored import Outcomes, outcomes_of
 
 Rows = npt.NDArray[np.intp]
+#: Shares of slower requests, the latency in ms there, and the number of requests.
+Curve = tuple[Floats, Floats, int]
 
 #: Most points in a scatter; it always includes the slowest.
 POINTS = 3000
@@ -80,11 +82,6 @@ class Scatter:
     failed: int
     rows: Rows
     failed_rows: Rows
-
-    @property
-    def downsampled(self) -> bool:
-        """True if not all points are drawn."""
-        return len(self.arrival_s) < self.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +150,8 @@ def windows(record: RunRecord) -> Windows:
     return Windows(edges_s=edges, p50_ms=values[0], p99_ms=values[1])
 
 
-def percentile_curve(record: RunRecord) -> tuple[Floats, Floats, int]:
-    """The share of slower requests, the latency in ms there, and the number of requests.
+def percentile_curve(record: RunRecord) -> Curve:
+    """Latency by percentile.
 
     Lost requests count as slower than all others, so the curve ends at the slowest answer.
     """

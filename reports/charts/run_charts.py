@@ -12,7 +12,7 @@ from markupsafe import Markup
 from latfix.arrays import Floats
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import milliseconds, percentile_label, significant, visible
-from latfix.reports.charts.chart_data import Scatter, Windows
+from latfix.reports.charts.chart_data import Curve, Scatter, Windows
 from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
 from latfix.reports.diagnosis_rows import CauseRow
 from latfix.results.diagnosis import Activity, Window
@@ -37,20 +37,6 @@ class Arrivals:
     role: str
     points: Scatter
     windows: Windows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One arm's percentile curve: latency against the share of slower requests.
-
-    :param requests: number of requests behind it.
-    """
-
-    label: str
-    role: str
-    slower: Floats
-    latency_ms: Floats
-    requests: int
 
 
 def is_wide(latency_ms: Floats) -> bool:
@@ -120,41 +106,38 @@ def _steps(axes: Axes, edges: Floats, values: Floats, *, color: str, label: str,
     axes.stairs(values, edges, baseline=None, color=color, linewidth=1.6, label=label)
 
 
-def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
-    """Latency by percentile on a logarithmic axis: each division is ten times rarer."""
-    curves = [curve for curve in curves if len(curve.slower)]
+def percentile_curves(name: str, arms: Sequence[tuple[str, str, Curve]]) -> Markup:
+    """Latency by percentile on a logarithmic axis: each division is ten times rarer.
+
+    :param arms: label, role and curve of each.
+    """
+    arms = [arm for arm in arms if len(arm[2][0])]
 
     def plot(panels: list[Axes]) -> None:
         axes = panels[0]
-        for curve in curves:
-            axes.plot(
-                curve.slower,
-                curve.latency_ms,
-                color=INK[curve.role],
-                linewidth=2.2,
-                label=visible(curve.label, limit=LABEL),
-            )
+        for label, role, (slower, latency_ms, _) in arms:
+            axes.plot(slower, latency_ms, color=INK[role], linewidth=2.2, label=visible(label, limit=LABEL))
         axes.set_xscale("log")
-        rarest = max(min((float(curve.slower.min()) for curve in curves), default=_TO), 1e-7)
+        rarest = max(min((float(curve[0].min()) for _, _, curve in arms), default=_TO), 1e-7)
         end = min(rarest, _TO) * 0.999
         axes.set_xlim(1.0, end)
         marks = [p for p in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999) if 1 - p / 100 >= end]
         axes.set_xticks([1 - p / 100 for p in marks], [percentile_label(p) if p else "fastest" for p in marks])
         axes.set_xticks([], minor=True)
         axes.set_xlabel("percentile: share of requests at least as fast")
-        together = [curve.latency_ms for curve in curves]
+        together = [curve[1] for _, _, curve in arms]
         _latency_axis(axes, np.concatenate(together) if together else np.zeros(0))
-        supported = _BEYOND / max(min((curve.requests for curve in curves), default=1), 1)
+        supported = _BEYOND / max(min((curve[2] for _, _, curve in arms), default=1), 1)
         if supported > end:
             few = f"unreliable: fewer than {_BEYOND} requests are slower"
             axes.axvspan(min(supported, 1.0), end, color=INK["muted"], alpha=0.15, linewidth=0, label=few)
-        if len(curves) > 1 or supported > end:
+        if len(arms) > 1 or supported > end:
             axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.1)
 
-    return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
+    return draw(name, "Latency by percentile, " + " and ".join(label for label, _, _ in arms), 3.4, 1, plot)
 
 
-def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence[str] = STAGES) -> Markup:
+def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence[str]) -> Markup:
     """One stacked bar for each group, one color for each stage.
 
     :param groups: name and ``(stages,)`` mean milliseconds, from the top.

@@ -127,7 +127,7 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
         **common,
         workload=workload,
         verdict=found.verdict,
-        sentence=change.sentence(arrow="→", sign="×"),
+        sentence=change.sentence(),
         gates=gate_rows(found.gates),
         change=change,
         causes=tuple(CauseSummary.from_json(entry) for entry in document.get("causes", ())),

@@ -176,7 +176,7 @@ def _run(summary: Summary) -> list[str]:
 def _change(change: Change) -> list[str]:
     rows = []
     for row in change.rows():
-        shown = row.ratio_words("×")
+        shown = "" if row.ratio is None else ratio(row.ratio.value, "×")
         decisive = row.ratio is not None and row.ratio.decisive
         rows.append((row.name, row.before, row.after, f"**{shown}**" if decisive else shown, row.note))
     return _table(("figure", change.before.label, change.after.label, "ratio", "95 % interval"), rows)
@@ -216,6 +216,6 @@ def _step_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
             f"**{step.words}**" if step.status == "kept" else text(step.words),
             text(step.reason),
             ratio(step.mean.value, "×"),
-            step.p99.words("×"),
+            step.p99.words(),
             significant(step.p99_ms),
         )

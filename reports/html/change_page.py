@@ -26,10 +26,8 @@ from latfix.reports.html.pages import (
     contents_of,
     facts_of,
     last_round,
-    latency_charts,
     machine_details,
-    run_over_time,
-    slow_requests,
+    replay_evidence,
     tail_values,
     without_path,
 )
@@ -213,24 +211,14 @@ def _write_change(
     :param rounds: 0 if there was no final replay, so that the second arm only repeats the first.
     """
     measured = rounds > 0
-    named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
-    ledgers = (None if records[1] or last is None else last.ledger, None if last is None else last.ledger)
-    roles = ("before", "after")
-    arms = latency_charts(
-        "arms", [(*pair, role, ledger) for pair, role, ledger in zip(named, roles, ledgers, strict=True)]
-    )
-    slowest = None
-    if (shown := records[1] or records[0]) is not None:
-        slowest = slow_requests(shown, None if last is None else last.ledger, stories)
-    remaining = None if last is None or records[1] is None else tail_values(last, "remaining")
-    over_time = {} if last is None or shown is None else run_over_time(shown, last)
-    evidence = {"arms": arms, "remaining": remaining, "slowest": slowest, **over_time}
+    arms = [(change.before.label, records[0], "before"), (change.after.label, records[1], "after")]
+    evidence = replay_evidence(arms, last, stories)
     present = {"change": True, **present, **evidence, "method": True}
     order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "remaining", "slowest", "windows")
     labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "Baseline"
     of = last_round(rounds)
     titles = {"change": labels, "remaining": f"{TITLES['causes']}, {change.after.label}"}
-    if remaining is not None:
+    if evidence["remaining"] is not None:
         titles["causes"] = f"{TITLES['causes']}, {change.before.label}"
     if measured:
         for anchor in ("slowest", "windows", "machine"):
@@ -246,10 +234,9 @@ def _write_change(
         unchanged=[] if measured else [[row.name, row.before] for row in change.rows()],
         cards=_change_cards(change) if measured else [],
         **evidence,
-        points=None if arms is None else arms["points"],
         machines=[
             machine_details(record, f"Machine, versions and settings: {label}")
-            for label, record in named
+            for label, record, _ in arms
             if record is not None
         ],
         definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
@@ -259,14 +246,7 @@ def _write_change(
 
 def _change_cards(change: Change) -> list[Card]:
     before, after = change.before, change.after
-    cards = [
-        (
-            key_label(key),
-            change.moved(key),
-            change.ratio(key).words("×"),
-        )
-        for key in ("p99", "p50", "max")
-    ]
+    cards = [(key_label(key), change.moved(key), change.ratio(key).words()) for key in ("p99", "p50", "max")]
     cards.append(("throughput", rate(after.throughput_rps), f"before {rate(before.throughput_rps)}"))
     cards.append(("not ok", count(after.failed), f"before {count(before.failed)}"))
     if change.scored:

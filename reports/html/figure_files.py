@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
 from pathlib import Path
 
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_text
+from latfix.reports.html.page_file import resource
 
 _PICTURE = re.compile(
     r'<svg (viewBox="([^"]*)" role="img" aria-labelledby="([a-z0-9-]+)-title")>.*?</svg>', re.DOTALL
@@ -39,8 +39,7 @@ def write_figures(page: Path, folder: Path) -> list[Path]:
 def _document(found: re.Match[str]) -> str:
     left, top, width, height = found[2].split()
     # The first block of the style sheet holds the light colors.
-    style = resources.files("latfix.reports.html").joinpath("templates", "style.css").read_text(encoding="utf-8")
-    colors = dict(_COLOR.findall(style.partition("}")[0]))
+    colors = dict(_COLOR.findall(resource("templates/style.css").partition("}")[0]))
     size = f'width="{width}" height="{height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="DejaVu Sans, sans-serif" {found[1]}>'
     ground = f'<rect x="{left}" y="{top}" {size} fill="{colors["card"]}"></rect>'

@@ -23,8 +23,6 @@ _FILTERS = (
     formatting.count,
     formatting.from_ns,
     formatting.interval,
-    formatting.key_label,
-    formatting.milliseconds,
     formatting.percent,
     formatting.rate,
     formatting.ratio,
@@ -72,9 +70,9 @@ def render(template: str, **values: object) -> str:
                 "version": __version__,
                 "points": None,
                 "policy": f"{_POLICY} script-src {' '.join(map(_digest, scripts))}",
-                "chart_style": _resource("vendor/uPlot.min.css"),
-                "chart_script": _resource(_CHART_SCRIPT),
-                "page_script": _resource(_PAGE_SCRIPT),
+                "chart_style": resource("vendor/uPlot.min.css"),
+                "chart_script": resource(_CHART_SCRIPT),
+                "page_script": resource(_PAGE_SCRIPT),
                 **values,
             }
         )
@@ -82,7 +80,7 @@ def render(template: str, **values: object) -> str:
 
 
 @cache
-def _resource(name: str) -> Markup:
+def resource(name: str) -> Markup:
     """A file of the package, unescaped."""
     from markupsafe import Markup
 
@@ -92,7 +90,7 @@ def _resource(name: str) -> Markup:
 @cache
 def _digest(name: str) -> str:
     """The hash of a script for the content security policy."""
-    found = hashlib.sha256(_resource(name).encode()).digest()
+    found = hashlib.sha256(resource(name).encode()).digest()
     return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
@@ -101,7 +99,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
-        loader=FunctionLoader(_source),
+        loader=FunctionLoader(lambda name: str(resource(f"templates/{name}"))),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalized,
@@ -120,10 +118,6 @@ def _unbroken(value: object) -> Markup:
 
     text = str(escape(_shown(value)))
     return Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', text))
-
-
-def _source(name: str) -> str:
-    return resources.files("latfix.reports.html").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _finalized(value: object) -> object:

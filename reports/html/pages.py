@@ -50,9 +50,11 @@ from latfix.reports.diagnosis_rows import (
     cause_rows,
     cause_total,
     closing_advice,
+    cost_words,
     excess_words,
     focus_key,
-    largest_window_causes,
+    lag_words,
+    largest_causes,
     line_rows,
     main_causes,
     remaining_ms,
@@ -64,13 +66,13 @@ from latfix.reports.diagnosis_rows import (
 )
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.point_data import points_over_time
-from latfix.reports.next_commands import optimize_command, workload_argument
+from latfix.reports.next_commands import Words, optimize_command, workload_argument
 from latfix.reports.request_rows import (
     balance_words,
+    described_rows,
     header_facts,
     holder_rows,
     ledger_rows,
-    slow_rows,
     stage_lines,
     wait_words,
 )
@@ -132,7 +134,8 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
     weighed = any(map(weight_words, diagnosis.workers))
     absent = {name for name in ("windows", "machine") if not over_time[name]}
     absent |= set() if diagnosis.workers else {"workers"}
-    absent |= set() if diagnosis.lines or diagnosis.stacks else {"lines"}
+    flames = list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items())
+    absent |= set() if diagnosis.lines or flames else {"lines"}
     anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic")
     fixable = any(entry.fixes for entry in advice)
     charts = latency_charts("latency", [("this run", record, "after", diagnosis.ledger)])
@@ -176,7 +179,7 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
         ],
         lines=[[visible(cell, limit=300) for cell in row] for row in line_rows(diagnosis)],
         lines_words=LINES_WORDS,
-        flames=list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items()),
+        flames=flames,
         slowest=slow_requests(record, diagnosis.ledger, stories),
         traffic_chart=_traffic_chart(record),
         method=_run_method(record, diagnosis),
@@ -198,11 +201,8 @@ _STAGE_FIGURES = ("mean", "p50", "p99", "reference")
 
 
 def without_path(workload: str) -> str:
-    """The workload as a user types it, without its machine-specific parent folder."""
-    first, _, rest = workload.partition(" ")
-    if "/" in first:
-        first = first.rstrip("/").rpartition("/")[2]
-    return type(workload)(" ".join(filter(None, (first, rest))))
+    """The workload and its options as a user types them, without folders of the machine."""
+    return Words(_by_name(workload)) if isinstance(workload, Words) else _last_of(workload)
 
 
 def story_values(story: Story) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
 def latency_cards(diagnosis: Diagnosis) -> list[Card]:
     """The median, the objective's percentile, the maximum and the excess."""
     bounds = diagnosis.latency_ci95_ms
-    words = latency_words(diagnosis.latency_ms, bounds)
+    words = latency_words(diagnosis.latency_ms, bounds)  # of usual percentiles: the objective's may be another
     cards = [
         (
             key_label(key),
@@ -283,6 +283,7 @@ def latency_cards(diagnosis: Diagnosis) -> list[Card]:
             f"95 %: {uncertain_bounds(bounds[key])}" if key in bounds and key != "max" else "",
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
+        if key in words
     ]
     above = f"above {milliseconds(diagnosis.reference_ms)}"
     excess = uncertain(diagnosis.excess_ms, bounds.get(focus_key(diagnosis)))
@@ -338,15 +339,10 @@ def slow_requests(record: RunRecord, ledger: Ledger | None, stories: Sequence[St
     """
     told = {story.index: f"story-{k}" for k, story in enumerate(stories)}
     return {
-        "rows": [(row, told.get(row.index, "")) for row in slow_rows(record, ledger)],
+        "rows": [(row, told.get(row.index, "")) for row in described_rows(record, ledger, record.slowest())],
         "known": ledger is not None,
         "stories": [(f"story-{k}", story_values(story)) for k, story in enumerate(stories)],
     }
-
-
-def _curve(label: str, record: RunRecord, role: str) -> run_charts.Curve:
-    slower, latency, requests = percentile_curve(record)
-    return run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency, requests=requests)
 
 
 def _drawn_words(drawn: int, total: int) -> str:
@@ -379,7 +375,9 @@ def latency_charts(
     drawn = [_drawn_words(len(panel.points.arrival_s), panel.points.total) for panel in panels]
     return {
         "points": points_over_time([(panel, arm[1], arm[3]) for panel, arm in zip(panels, known, strict=True)]),
-        "curve": run_charts.percentile_curves(f"{name}-curve", [_curve(*arm[:3]) for arm in known]),
+        "curve": run_charts.percentile_curves(
+            f"{name}-curve", [(label, role, percentile_curve(record)) for label, record, role, _ in known]
+        ),
         "time": run_charts.latency_over_time(
             f"{name}-time", [replace(panel, label=title) for panel, title in zip(panels, titles, strict=True)]
         ),
@@ -391,6 +389,26 @@ def latency_charts(
         "drawn": " ".join(
             f"{title.capitalize()}: {words}" if title else words for title, words in zip(titles, drawn, strict=True)
         ),
+    }
+
+
+def replay_evidence(
+    arms: Sequence[tuple[str, RunRecord | None, str]], last: Diagnosis | None, stories: Sequence[Story]
+) -> dict[str, Any]:
+    """Variables of the sections on one replay or two; ``None`` for what is unknown.
+
+    :param arms: label, record and role in the palette of each.
+    :param last: the diagnosis of the last record; with ``stories`` of its slowest requests.
+    """
+    place = max((k for k, (_, record, _) in enumerate(arms) if record is not None), default=0)
+    shown, ledger = arms[place][1], None if last is None else last.ledger
+    charts = latency_charts("arms", [(*arm, ledger if k == place else None) for k, arm in enumerate(arms)])
+    return {
+        "arms": charts,
+        "points": None if charts is None else charts["points"],
+        "remaining": None if last is None or arms[-1][1] is None else tail_values(last, "remaining"),
+        "slowest": None if shown is None else slow_requests(shown, ledger, stories),
+        **({} if last is None or shown is None else run_over_time(shown, last)),
     }
 
 
@@ -435,7 +453,7 @@ def window_values(
 
     :param events: by kind, begin and length in seconds.
     """
-    causes = largest_window_causes(windows, _WINDOW_CAUSES)
+    causes = largest_causes(((window.causes_ms, window.requests) for window in windows), _WINDOW_CAUSES)
     several = len(windows) > 1
     return {
         "active": active,
@@ -460,21 +478,19 @@ def window_values(
 
 
 def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    lag = ", ".join(f"{key} {milliseconds(diagnosis.dispatch_ms.get(key))}" for key in ("p50", "p99", "max"))
     verdict = (
         "small enough for reliable percentiles"
         if diagnosis.trustworthy
         else "too large, the percentiles of this run are unreliable"
     )
-    cost = diagnosis.overhead
+    lag, cost = lag_words(diagnosis, milliseconds), cost_words(diagnosis)
     counts = ", ".join(f"{count(number)} {name}" for name, number in record.counts().items())
     warm, lost = int((~record.measured).sum()), record.unrecorded()
     unrecorded = f"; {count(lost)} scheduled but not recorded" if lost > 0 else ""
     gap = f"{count(diagnosis.ledger.conservation_error_ns())} ns"
-    micros, core = significant(cost.get("per_request_us")), share(cost.get("core_share"))
     return [
-        ("Replay lag", f"{lag} behind the schedule: {verdict}."),
-        ("Cost of latfix", f"{micros} µs a request, {core} of a core."),
+        *([("Replay lag", f"{lag} behind the schedule: {verdict}.")] if lag else []),
+        *([("Cost of latfix", f"{cost}.")] if cost else []),
         ("Requests", f"{counts}; {counted(warm, 'warm-up request')} excluded{unrecorded}."),
         *((name.capitalize(), f"{words}.") for name, words in service_words(diagnosis)),
         ("Ledger", f"largest difference between a request's excess and the sum of its entries: {gap}."),

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from latfix.formatting import count, finite, milliseconds, significant, visible
 from latfix.reports.answer import diagnosis_answer
-from latfix.reports.diagnosis_rows import cause_advice, closing_advice, read_words
+from latfix.reports.diagnosis_rows import cause_advice, closing_advice, largest_causes, read_words
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import (
     Card,
@@ -57,7 +57,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         "units": bool(units),
         "read": True,
     }
-    columns = _largest(units, _COLUMNS)
+    columns = largest_causes(((unit.causes_ms, 1) for unit in units), _COLUMNS)
     write_page(
         path,
         "recording.html",
@@ -115,14 +115,6 @@ def _cards(diagnosis: Diagnosis) -> list[Card]:
     if diagnosis.is_single:
         return [(unit, milliseconds(diagnosis.excess_ms), "the only one in the recording"), number]
     return [*latency_cards(diagnosis), number]
-
-
-def _largest(units: Sequence[UnitLedger], limit: int) -> list[str]:
-    totals: dict[str, float] = {}
-    for unit in units:
-        for cause, value in unit.causes_ms.items():
-            totals[cause] = totals.get(cause, 0.0) + abs(value)
-    return sorted((name for name in totals if totals[name]), key=lambda name: -totals[name])[:limit]
 
 
 def _unit_row(unit: UnitLedger, columns: Sequence[str]) -> list[str]:

@@ -41,6 +41,7 @@ def write_sweep_report(path: Path, found: Sweep) -> None:
         found=found,
         words=sweep_rows,
         answer=sweep_answer(rows),
+        notes=found.notes,
         cards=_sweep_cards(rows),
         charts={
             "latency": sweep_charts.latency_over_load("sweep-latency", rows),
@@ -70,14 +71,13 @@ def _sweep_cards(rows: SweepRows) -> list[Card]:
         words = largest_words(best) if best is not None else "undecided" if rows.undecided() else "none"
         cards.append(("largest load", words, "" if best is None else setting_label(best.label)))
         cards.append(("objective", f"{rows.percentile} < {milliseconds(found.objective.slo_ms)}", ""))
-    top = rows.best_setting()
-    top = top if top is not None and top.found.knee is not None else rows.top_knee()
+    top = rows.shown_knee()
     cards.append(("knee", NONE, "") if top is None else ("knee", top.knee_words(), top.label))
     dispersion = found.traffic.dispersion
     burst = f"index of dispersion {significant(dispersion)} (1 for independent arrivals)"
     cards.append(("recorded rate", rate(found.traffic.recorded_rps), "" if dispersion is None else burst))
     if rows.gate is not None:
-        cards.append((rows.gate.gate, rows.gate.words, rows.gate.reason))
+        cards.append((rows.gate.gate, rows.gate.outcome, rows.gate.reason))
     return cards
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, count, interval, ratio, seconds, significant
+from latfix.formatting import NONE, count, counted, interval, ratio, seconds, significant, visible
 from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, heading, safe
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 
@@ -17,6 +17,8 @@ _ROUNDING = 1e-3
 
 def render_backends(found: BackendsTable) -> RenderableType:
     """The table, the fastest, why backends are missing, how answers were compared, and how it was measured."""
+    if not found.backends:
+        return Portable(safe(f"{found.workload}: no backend is listed", "bold"))
     first, *others = [row for row in found.backends if not row.missing] or found.backends[:1]
     rows: list[list[Cell]] = []
     missing: dict[str, list[str]] = {}
@@ -40,15 +42,16 @@ def render_backends(found: BackendsTable) -> RenderableType:
         safe(_fastest(batched, first, others, [row.batched_speedup for row in others]), "bold"),
     ]
     if others:
-        parts += [heading(f"Answers, compared with those of {first.backend}")]
-        parts += [Text.assemble(f"  {row.backend}: ", _answers(row)) for row in others]
+        parts += [heading(f"Answers, compared with those of {visible(first.backend)}")]
+        parts += [Text.assemble(safe(f"  {row.backend}: "), _answers(row)) for row in others]
     if missing:
         parts += [heading("Not measured")]
-    parts += [Text.assemble(f"  {', '.join(names)}: ", safe(why, "dim", limit=400)) for why, names in missing.items()]
+    for why, names in missing.items():
+        parts.append(Text.assemble(safe(f"  {', '.join(names)}: "), safe(why, "dim", limit=400)))
     if found.answers is not None:
         parts += [Text.assemble("\n", safe(line, "bold yellow", limit=600)) for line in found.answers.faults()]
         parts += [safe(found.answers.judged(), "dim", limit=600)]
-    parts += [Text(f"\n{_how(found)}", style="dim")]
+    parts += [Text(""), safe(_how(found), "dim", limit=1000)]
     parts += [Text.assemble("  input ", safe(line)) for line in found.inputs]
     return Portable(Group(*parts))
 
@@ -92,9 +95,8 @@ def _how(found: BackendsTable) -> str:
     rounds = max((row.rounds or 0 for row in found.backends), default=0)
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     starred = any(row.convert_s is not None and not row.missing for row in found.backends)
-    threads = "1 thread" if found.threads == 1 else f"{count(found.threads)} threads"
     return (
         f"{count(found.requests)} requests of the traffic in {count(rounds)} alternating rounds, timing only the "
-        f"model's call; {threads}; {versions}; 95 % intervals; load: time of the first load in a "
-        "process that has imported torch" + ("; * one-time conversion before it" if starred else "")
+        f"model's call; {counted(found.threads, 'thread')}; {versions}; 95 % intervals; load: time of the first load "
+        "in a process that has imported torch" + ("; * one-time conversion before it" if starred else "")
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import counted, interval, ratio, significant
+from latfix.formatting import counted, interval, key_label, ratio, significant
 from latfix.reports.answer import comparison_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Change,
@@ -74,7 +74,7 @@ def render_optimization(
     parts += [*warnings(found.notes), Text("")]
     parts += [_change_table(change, verbose=verbose)] if found.rounds else [_before_table(change)]
     parts += _tried(steps, verbose=verbose)
-    parts += _front(front_rows(found), verbose=verbose)
+    parts += _front(front_rows(found), key_label(found.judged), verbose=verbose)
     parts += [Text(words, style="dim")] if words and verbose else []
     parts += _plan(found)
     parts += _untried(untried_of(found.steps), verbose=verbose)
@@ -139,15 +139,18 @@ def _tried(steps: Sequence[StepRow], *, verbose: bool) -> Iterator[RenderableTyp
         yield from _step_words(step, verbose=verbose)
 
 
-def _front(rows: Sequence[FrontRow], *, verbose: bool) -> Iterator[RenderableType]:
-    """Configurations by accuracy, latency and throughput; without ``verbose`` only the best."""
+def _front(rows: Sequence[FrontRow], name: str, *, verbose: bool) -> Iterator[RenderableType]:
+    """Configurations by accuracy, latency and throughput; without ``verbose`` only the best.
+
+    :param name: of the judged latency.
+    """
     shown = rows if verbose else [row for row in rows if row.best or not row.fixes][:_FRONT]
     if len(rows) < 3:
         return
     yield heading("Configurations, fastest first (*: replayed, and no other is better in all)")
     columns = [
         Column("", right=False),
-        Column("p99"),
+        Column(name),
         Column("95 %", given_up=3),
         Column("predicted"),
         Column("accuracy"),

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
@@ -35,8 +36,10 @@ from latfix.reports.diagnosis_rows import (
     cause_advice,
     cause_rows,
     cause_total,
+    cost_words,
     excess_words,
     focus_key,
+    lag_words,
     line_rows,
     loss_rows,
     main_causes,
@@ -135,9 +138,9 @@ def _title(diagnosis: Diagnosis) -> Text:
 def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     focus = focus_key(diagnosis)
     known = latency_words(diagnosis.latency_ms, diagnosis.latency_ci95_ms)
-    given_up = {"p90": 3, "mean": 2, "p99.9": 1}
+    given_up = {"p90": 3, "mean": 2, "p99_9": 1, focus: 0}
     columns = [Column("latency, ms", right=False)]
-    columns += [Column(name, given_up=0 if key == focus else given_up.get(name, 0)) for name, key in _named_keys()]
+    columns += [Column(key_label(key), given_up=given_up.get(key, 0)) for key in LATENCY_KEYS]
     rows: list[list[Text | str]] = [
         [
             "" if verbose else "this run",
@@ -166,10 +169,6 @@ def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             yield safe(f"{row.status}: {row.errors}", limit=400)
         if row.waited_for:
             yield safe(f"{row.status}: mean wait by cause, ms: {row.waited_for}", "dim", limit=300)
-
-
-def _named_keys() -> list[tuple[str, str]]:
-    return [(key_label(key), key) for key in LATENCY_KEYS]
 
 
 def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
@@ -205,7 +204,7 @@ def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     columns += [Column("share", given_up=2), Column("known by", right=False, given_up=3)]
     lines: list[Sequence[Cell]] = []
     for row in rows:
-        style = "bold" if row.named else "dim" if row.is_unexplained or not row.cause else ""
+        style = "bold" if row.named else "dim" if row.cause in ("", UNEXPLAINED) else ""
         bounds = interval(row.ci95_ms) if verbose else uncertain_bounds(row.ci95_ms)
         lines.append(
             [
@@ -228,7 +227,8 @@ def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
 
 def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     known = STAGES if set(diagnosis.stages_ms) <= set(STAGES) else tuple(diagnosis.stages_ms)
-    used = [s for s in known if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
+    values = {s: set(map(finite, diagnosis.stages_ms[s].values())) for s in known if s in diagnosis.stages_ms}
+    used = [stage for stage, figures_of in values.items() if figures_of - {None, 0.0}]
     if not used:
         return
     yield heading("Stages, ms")
@@ -242,11 +242,11 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         bar = Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")])
         rows.append([stage, bar, *(significant(row.get(key)) for key in figures)])
     yield FittedTable(columns, rows)
-    unknown = [stage for stage in known if _unknown(diagnosis, stage)]
+    unknown = [stage for stage, figures_of in values.items() if figures_of <= {None}]
     empty = [stage for stage in known if stage not in used and stage not in unknown]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
     no_time += f"; unknown: {', '.join(unknown)}" if unknown else ""
-    yield Text(f"bar: p99; quiet: in a {diagnosis.unit} that nothing delays{no_time}", style="dim")
+    yield safe(f"bar: p99; quiet: in a {diagnosis.unit} that nothing delays{no_time}", "dim", limit=600)
 
 
 def _over_time(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
@@ -353,14 +353,11 @@ def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 
 
 def _what_to_do(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    advice = cause_advice(diagnosis)
-    if advice:
-        yield heading("What to do")
-        yield from _advice(advice)
-
-
-def _advice(named: list[CauseAdvice]) -> Iterator[RenderableType]:
     """The causes worth acting on, the largest first; the small ones on one line."""
+    named = cause_advice(diagnosis)
+    if not named:
+        return
+    yield heading("What to do")
     worth = [entry for entry in named if entry.share >= _WORTH_ACTING][:_ADVISED] or named[:1]
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
@@ -387,12 +384,6 @@ def _cause_advice(entry: CauseAdvice) -> Text:
     return text
 
 
-def _unknown(diagnosis: Diagnosis, stage: str) -> bool:
-    """True if the duration of a stage is unknown, which differs from zero."""
-    row = diagnosis.stages_ms.get(stage)
-    return row is not None and all(finite(value) is None for value in row.values())
-
-
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in LOST_NAMES)
@@ -402,13 +393,9 @@ def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
         yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
     for name, words in service_words(diagnosis):
         yield Text.assemble((name.ljust(12), "dim"), safe(words, "dim", limit=300))
-    lag = diagnosis.dispatch_ms
-    if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):
-        figures = ", ".join(f"{key} {significant(lag.get(key))}" for key in ("p50", "p99", "max"))
-        yield Text(f"replay lag  {figures} ms", style="dim" if diagnosis.trustworthy else "yellow")
-    cost = diagnosis.overhead
-    micros, core = significant(cost.get("per_request_us")), share(cost.get("core_share"))
-    if (micros, core) != (NONE, NONE):
-        yield Text(f"latfix      {micros} µs a request, {core} of a core", style="dim")
+    if lag := lag_words(diagnosis, significant):
+        yield Text(f"replay lag  {lag} ms", style="dim" if diagnosis.trustworthy else "yellow")
+    if cost := cost_words(diagnosis):
+        yield Text(f"latfix      {cost}", style="dim")
     if diagnosis.partial:
         yield Text("partial     the run did not reach its end; figures cover the recorded part", style="yellow")

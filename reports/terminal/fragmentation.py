@@ -34,8 +34,8 @@ def render_fragmentation(found: Fragmentation) -> RenderableType:
         )
     table = FittedTable([Column("policy", right=False), *map(Column, _FIGURES)], rows)
     parts: list[RenderableType] = [Text.assemble(safe(found.answer, "bold", limit=600)), Text(), table]
-    worst = found.policies[0].worst
-    if worst is not None:
+    worst = found.policies[0].worst if found.policies else None
+    if worst:
         parts += [
             Text(),
             safe(
@@ -47,9 +47,9 @@ def render_fragmentation(found: Fragmentation) -> RenderableType:
     if recorded:
         parts.append(
             Text(
-                f"\nIn the recording: {counted(recorded['retries'], 'stall')}, "
-                f"{counted(recorded['ooms'], 'failure')}, "
-                f"{counted(recorded['device_allocs'] + recorded['device_frees'], 'device call')}."
+                f"\nIn the recording: {counted(recorded.get('retries', 0), 'stall')}, "
+                f"{counted(recorded.get('ooms', 0), 'failure')}, "
+                f"{counted(recorded.get('device_allocs', 0) + recorded.get('device_frees', 0), 'device call')}."
             )
         )
     parts += [Text(), safe(_how(found), "dim", limit=1000)]

@@ -87,8 +87,7 @@ def _header(story: Story) -> Iterator[RenderableType]:
 
 def _timeline(story: Story) -> Iterator[RenderableType]:
     yield heading("Timeline, ms from its arrival")
-    table = plain_table()
-    table.expand = True
+    table = plain_table(expand=True)
     table.add_column("stage", no_wrap=True)
     add_figures(table, "from", "took")
     table.add_column("", ratio=1, min_width=6)
@@ -126,8 +125,7 @@ class _HolderTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= _WIDE
-        table = plain_table()
-        table.expand = True
+        table = plain_table(expand=True)
         table.add_column("work", overflow="fold", min_width=8, max_width=24)
         add_figures(table, *(["from"] if wide else []), "held", "waited", "typical", "excess")
         table.add_column("why, ms", ratio=1, min_width=14, overflow="fold")
@@ -148,8 +146,7 @@ class _HolderTable:
 def _ledger(story: Story) -> Iterator[RenderableType]:
     yield own_and_queue("The ledger, ms")
     rows = ledger_rows(story)
-    table = plain_table()
-    table.expand = True
+    table = plain_table(expand=True)
     table.add_column("entry", overflow="fold", min_width=12, max_width=28)
     table.add_column("", ratio=1, min_width=6)
     add_figures(table, "ms", "own", "queue")
@@ -177,8 +174,7 @@ def _slowest(stories: Sequence[Story]) -> Iterator[RenderableType]:
     if not stories:
         yield Text("No measured request was recorded.")
         return
-    table = plain_table()
-    table.expand = True
+    table = plain_table(expand=True)
     table.add_column("request", overflow="fold", min_width=8, max_width=24)
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("largest entries, ms", ratio=1, min_width=16, overflow="fold")

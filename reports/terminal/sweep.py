@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.capacity.max_load import PredictedLoad
-from latfix.formatting import NONE, counted, interval, rate, ratio, significant, visible
+from latfix.formatting import NONE, counted, interval, percent, rate, ratio, significant, visible
 from latfix.reports.answer import sweep_answer
 from latfix.reports.sweep_rows import (
     SettingRow,
@@ -120,7 +120,7 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
                 significant(each.load),
                 significant(each.offered_rps),
                 significant(each.achieved_rps),
-                _percent(each.utilization.get("workers")),
+                percent(each.utilization.get("workers")),
                 percentile_words(each),
                 interval_words(each),
                 Text(f"{words}{repeated}", style=SEVERITY_STYLE[severity]),
@@ -153,10 +153,6 @@ def _predicted(each: PredictedLoad, full: float, rows: SweepRows) -> list[Cell]:
         Text(f"predicted {words}".rstrip(), style="dim"),
         Bar([(min(each.percentile_ms / full, 1.0), "█", SEVERITY_STYLE[severity])]),
     ]
-
-
-def _percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.0f} %"
 
 
 def _full_bar(setting: SettingRow, rows: SweepRows) -> float:

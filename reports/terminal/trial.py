@@ -8,19 +8,17 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import (
-    NONE,
-    counted,
-    interval,
-    key_label,
-    mebibytes,
-    milliseconds,
-    ratio,
-    seconds,
-    significant,
-)
+from latfix.formatting import counted, key_label, milliseconds, significant
 from latfix.reports.answer import accuracy_words, trial_answer
-from latfix.reports.comparison_rows import idea_remarks, idea_words, trial_method, trial_notes
+from latfix.reports.comparison_rows import (
+    idea_costs,
+    idea_ratios,
+    idea_remarks,
+    idea_words,
+    trial_keys,
+    trial_method,
+    trial_notes,
+)
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Cell,
@@ -33,9 +31,10 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.results.comparison import Comparison, Trial, TriedIdea
+from latfix.results.comparison import Trial, TriedIdea
 
-_KEYS = ("p50", "p99", "mean")
+#: Which columns are dropped first if space is short.
+_GIVEN_UP = {"memory": 2, "GPU": 3, "start": 3}
 
 
 def render_trial(found: Trial, *, folder: Path | None) -> RenderableType:
@@ -54,50 +53,28 @@ def render_trial(found: Trial, *, folder: Path | None) -> RenderableType:
 
 def _arms(found: Trial) -> FittedTable:
     """The table: each arm's name on its own line, below it its figures, and a line for the ratios' intervals."""
-    keys = tuple(dict.fromkeys((found.judged, *_KEYS)))
-    columns = [
-        Column("", right=False),
-        *(Column(key_label(key), given_up=0 if not k else 4) for k, key in enumerate(keys)),
-    ]
-    columns += [Column("accuracy", given_up=1), Column("memory", given_up=2), Column("GPU", given_up=3)]
-    columns += [Column("start", given_up=3)]
+    keys, costs = trial_keys(found), idea_costs(found, found.base)
+    columns = [Column("", right=False), Column(key_label(keys[0]))]
+    columns += [Column(key_label(key), given_up=4) for key in keys[1:]]
+    columns += [Column("accuracy", given_up=1), *(Column(name, given_up=_GIVEN_UP[name]) for name in costs)]
     base = found.summary.latency_ms if found.summary is not None else {}
     rows: list[Sequence[Cell] | Text] = [
         Text("unmodified workload", "bold"),
-        ["", *(milliseconds(base.get(key)) for key in keys), *_costs(found.base)],
+        ["", *(milliseconds(base.get(key)) for key in keys), _accuracy(found.base), *costs.values()],
     ]
     for idea in found.ideas:
         words, severity = idea_words(idea)
-        compared = idea.comparison
+        figures = idea_ratios(found, idea)
         rows.append(Text.assemble(safe(idea.name, "bold", limit=160), "  ", (words, SEVERITY_STYLE[severity])))
-        rows.append(["", *(_ratio(compared, key) for key in keys), *_costs(idea)])
-        if compared is not None:
-            rows.append(["", *(_interval(compared, key) for key in keys), *[""] * 4])
-    if not any(arm.device_memory_bytes for arm in (found.base, *found.ideas)):
-        place = next(k for k, column in enumerate(columns) if column.title == "GPU")
-        del columns[place]
-        rows = [row if isinstance(row, Text) else [*row[:place], *row[place + 1 :]] for row in rows]
+        ratios = (step.replace("×", "x") for step, _ in figures)
+        rows.append(["", *ratios, _accuracy(idea), *idea_costs(found, idea).values()])
+        if idea.comparison is not None:
+            rows.append(["", *(Text(bounds, style="dim") for _, bounds in figures), "", *[""] * len(costs)])
     return FittedTable(columns, rows)
 
 
-def _ratio(comparison: Comparison | None, key: str) -> str:
-    if comparison is None or key not in comparison.ratio:
-        return NONE
-    return ratio(comparison.ratio[key].value)
-
-
-def _interval(comparison: Comparison, key: str) -> Text:
-    estimate = comparison.ratio.get(key)
-    return Text("" if estimate is None else interval((estimate.lo, estimate.hi)), style="dim")
-
-
-def _costs(arm: TriedIdea) -> list[Cell]:
-    """Accuracy, colored if it is not within its limit; memory, device memory and start-up time."""
+def _accuracy(arm: TriedIdea) -> Text:
+    """Accuracy, colored if it is not within its limit."""
     _, severity = accuracy_words(arm) or ("", None)
     doubt = {"bad": " beyond limit", "warn": " cannot tell"}.get(severity or "", "")
-    return [
-        Text(significant(arm.accuracy) + doubt, style="" if severity is None else SEVERITY_STYLE[severity]),
-        mebibytes(arm.memory_bytes or None),
-        mebibytes(arm.device_memory_bytes or None),
-        seconds(arm.start_s),
-    ]
+    return Text(significant(arm.accuracy) + doubt, style="" if severity is None else SEVERITY_STYLE[severity])

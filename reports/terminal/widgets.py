@@ -41,7 +41,7 @@ def safe(text: object, style: str = "", *, limit: int = 240) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """Renders its content without trailing blanks, in ASCII (with escapes) if the output's encoding is not Unicode.
+    """Renders its content without trailing blanks and control characters, in ASCII if the output is not Unicode.
 
     Texts of :func:`safe` are complete only here.
     """
@@ -52,6 +52,8 @@ class Portable:
         for line in console.render_lines(self.content, options, pad=False):
             for segment in _without_end(line):
                 text = segment.text.replace(_TIE, " ")
+                if not segment.control and not text.isprintable():
+                    text = visible(text, limit=10 * len(text))  # an escape has at most ten characters
                 if options.ascii_only and not text.isascii():
                     text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
                 yield Segment(text, segment.style, segment.control)
@@ -68,6 +70,10 @@ def _without_end(line: Sequence[Segment]) -> list[Segment]:
     return kept
 
 
+#: Lines of a screen.
+_SCREEN = 40
+
+
 @dataclass(frozen=True, slots=True)
 class OneScreen:
     """Parts from top to bottom; the named ones are left out, the last in ``optional`` first, until all fits.
@@ -75,17 +81,15 @@ class OneScreen:
     :param parts: names, empty for what is always shown, and contents. The last part follows a line with the names of
         those left out.
     :param optional: names, the most important first.
-    :param tallest: lines of a screen.
     """
 
     parts: Sequence[tuple[str, Sequence[RenderableType]]]
     optional: Sequence[str]
-    tallest: int = 40
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rendered = [(name, console.render_lines(Group(*content), options, pad=False)) for name, content in self.parts]
         known = {name: len(lines) for name, lines in rendered if name and lines}
-        spare, left_out = self.tallest - sum(len(lines) for _, lines in rendered), list[str]()
+        spare, left_out = _SCREEN - sum(len(lines) for _, lines in rendered), list[str]()
         for name in reversed(self.optional):
             if spare < 0 and name in known:
                 spare += known[name] - (not left_out)
@@ -181,6 +185,7 @@ def bars(values: Sequence[float | None], *, from_zero: bool = False) -> str:
 
 Cell = Text | str | Bar | Sparkline
 _Drawn = Bar | Sparkline
+_Drawable = Text | _Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +201,8 @@ class FittedTable:
     rows: Sequence[Sequence[Cell] | Text]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [row for row in self.rows if not isinstance(row, Text)]
+        every = [row if isinstance(row, Text) else list(map(_drawable, row)) for row in self.rows]
+        rows = [row for row in every if not isinstance(row, Text)]
         widths = [
             max([cell_len(column.title), *(_cell_width(row[k]) for row in rows)])
             for k, column in enumerate(self.columns)
@@ -211,27 +217,32 @@ class FittedTable:
             if any(isinstance(row[k], _Drawn) for row in rows):
                 widths[k] += max(min(spare, WIDEST_BAR - NARROWEST_BAR), 0)
         if any(column.title for column in self.columns):
-            titles = [Text(column.title, style="dim") for column in self.columns]
+            titles: list[_Drawable] = [Text(column.title, style="dim") for column in self.columns]
             yield from self._line(console, options, titles, shown, widths)
             yield Segment("─" * min(_total(widths, shown), options.max_width), Style.parse("dim"))
             yield Segment.line()
-        for row in self.rows:
+        for row in every:
             if isinstance(row, Text):
                 yield row
             else:
                 yield from self._line(console, options, row, shown, widths)
 
     def _line(
-        self, console: Console, options: ConsoleOptions, row: Sequence[Cell], shown: Sequence[int], widths: list[int]
+        self,
+        console: Console,
+        options: ConsoleOptions,
+        row: Sequence[_Drawable],
+        shown: Sequence[int],
+        widths: list[int],
     ) -> RenderResult:
         first, width = row[shown[0]], widths[shown[0]]
-        text = first if isinstance(first, Text) else Text(str(first))
+        text = first if isinstance(first, Text) else Text()
         folded: Sequence[Text] = list(text.wrap(console, width, overflow="fold")) or [Text()]
         if len(folded) > 2 or max(map(cell_len, text.plain.split()), default=0) > width:
             yield text
             folded = [Text()] if len(shown) > 1 and any(str(row[k]) for k in shown[1:]) else []
         for number, part in enumerate(folded):
-            cells: list[Cell] = [part, *(row[k] if not number else "" for k in shown[1:])]
+            cells: list[_Drawable] = [part, *(row[k] if not number else Text() for k in shown[1:])]
             for place, (k, cell) in enumerate(zip(shown, cells, strict=True)):
                 blanks = widths[k] - _cell_width(cell) if not isinstance(cell, _Drawn) else 0
                 before = blanks if place and self.columns[k].right else 0
@@ -247,27 +258,22 @@ class FittedTable:
 _GAP = 2
 
 
-def _cell_width(cell: Cell) -> int:
-    if isinstance(cell, _Drawn):
-        return NARROWEST_BAR
-    return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
+def _drawable(cell: Cell) -> _Drawable:
+    return Text(visible(cell)) if isinstance(cell, str) else cell
+
+
+def _cell_width(cell: _Drawable) -> int:
+    return NARROWEST_BAR if isinstance(cell, _Drawn) else cell.cell_len
 
 
 def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
     return sum(widths[k] for k in shown) + _GAP * (len(shown) - 1)
 
 
-def plain_table(*, title: str = "") -> Table:
+def plain_table(*, expand: bool = False) -> Table:
     """A table with a ruled header and no borders."""
     return Table(
-        box=box.SIMPLE_HEAD,
-        title=Text(title, style="bold") if title else None,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        pad_edge=False,
-        padding=(0, 1),
-        show_edge=False,
+        box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, padding=(0, 1), show_edge=False, expand=expand
     )
 
 
@@ -277,13 +283,13 @@ def add_figures(table: Table, *titles: str) -> None:
         table.add_column(title, justify="right", no_wrap=True)
 
 
-def title_line(workload: object, device: object, sentence: str, style: str, *, limit: int = 600) -> Text:
+def title_line(workload: object, device: object, sentence: str, style: str) -> Text:
     """``ranker on cpu: p99 is …``"""
     return Text.assemble(
         safe(workload, "bold", limit=60),
         *((" on ", "dim"), safe(device, limit=40)) * bool(device),
         (": ", "dim"),
-        safe(sentence, f"bold {style}", limit=limit),
+        safe(sentence, f"bold {style}", limit=600),
     )
 
 

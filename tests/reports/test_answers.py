@@ -20,7 +20,7 @@ from latfix.reports.side_effects import side_effect_words
 from latfix.reports.vocabulary import Severity
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_records
 from latfix.results.diagnosis import Source
-from latfix.results.optimization import Optimization
+from latfix.results.optimization import BaselineVerdict, Optimization
 from latfix.statistics.decision import RatioEstimate
 from tests.reports.conftest import Session
 
@@ -127,6 +127,12 @@ def test_an_optimization_without_a_final_replay_says_how_to_gate(improved: Optim
     alone = replace(improved, rounds=0, gates=())
     answer = optimization_answer(alone, workload="w", plan="p")
     assert words(answer, "gates") == "none set; to pass or fail this in CI, add --gate 'p99<420ms'"
+
+
+def test_the_cause_is_that_of_the_objectives_percentile(improved: Optimization) -> None:
+    baseline = BaselineVerdict(verdict="python.gc", sentence="")
+    found = replace(improved, diagnosis=baseline, objective={"percentile": 95.0})
+    assert "; main cause of p95 before: python.gc" in words(optimization_answer(found, workload="w", plan="p"), "why")
 
 
 def test_every_change_is_explained_in_the_answer_of_a_trial(undecided: Comparison) -> None:

@@ -22,8 +22,8 @@ from latfix.statistics.decision import RatioEstimate
 
 def test_the_sentence_gives_both_figures_the_ratio_and_the_limit(improved: Optimization) -> None:
     assert optimization_change(improved).sentence() == (
-        "p99 412 -> 98.0 ms (x0.238 [0.210, 0.280]); mean 88.1 -> 31.9 ms (x0.362 [0.351, 0.377]); "
-        "accuracy 0.912 -> 0.911 (limit 0.902)"
+        "p99 412 → 98.0 ms (×0.238 [0.210, 0.280]); mean 88.1 → 31.9 ms (×0.362 [0.351, 0.377]); "
+        "accuracy 0.912 → 0.911 (limit 0.902)"
     )
 
 
@@ -35,7 +35,7 @@ def test_a_ratio_without_an_estimate_is_the_quotient_and_has_no_interval(improve
 def test_figures_that_are_not_known_are_dashes(improved: Optimization) -> None:
     unknown = replace(improved.before, latency_ms={"p99": 0.0}, accuracy=None)
     change = optimization_change(replace(improved, before=unknown, after=unknown, ratio={}))
-    assert change.sentence() == "p99 0 -> 0 ms; mean – -> – ms"
+    assert change.sentence() == "p99 0 → 0 ms; mean – → – ms"
 
 
 @pytest.mark.parametrize(

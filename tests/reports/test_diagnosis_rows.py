@@ -18,10 +18,11 @@ from latfix.reports.diagnosis_rows import (
     loss_rows,
     main_causes,
     remaining_ms,
+    service_words,
     small_causes_words,
 )
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.results.diagnosis import Losses, Source
+from latfix.results.diagnosis import LatencyPart, Losses, ServiceFigures, Source
 from tests.reports.conftest import Session, printed
 
 
@@ -31,7 +32,7 @@ def test_rows_sum_to_what_all_entries_sum_to(session: Session, limit: int) -> No
     rows = cause_rows(diagnosis, limit=limit)
     expected = sum(entry.tail_ms for entry in diagnosis.causes) if diagnosis.causes else diagnosis.unexplained_ms
     assert math.isclose(cause_total(rows, diagnosis)[0], expected, rel_tol=1e-9, abs_tol=1e-9)
-    assert [row.is_unexplained for row in rows] == [False] * (len(rows) - 1) + [True], "always the last"
+    assert [row.cause == UNEXPLAINED for row in rows] == [False] * (len(rows) - 1) + [True], "always the last"
 
 
 def test_a_diagnosis_without_an_entry_for_it_still_shows_unexplained(ordinary: Session) -> None:
@@ -125,6 +126,14 @@ def test_a_longer_run_is_advised_for_a_cause_that_is_most_of_the_tail(
     known = replace(next(each for each in ordinary[1].causes if each.cause != "unexplained"), tail_share=share)
     found = replace(ordinary[1], verdict="inconclusive", causes=(known,), source=None, service=None, lost=())
     assert words.format(known.cause) in closing_advice(found)
+
+
+def test_a_part_that_a_newer_version_names_is_shown_by_its_name(ordinary: Session) -> None:
+    part = LatencyPart(part="tokenizer", slow_ms=3.0, typical_ms=1.0, source="its log", p99_ms=4.0)
+    found = replace(ordinary[1], service=ServiceFigures(connections=1, parts=(part,), parts_known="by request"))
+    shown = dict(service_words(found))
+    assert shown["in the tail"] == "3.00 ms on average = tokenizer 3.00 ms"
+    assert shown["reported by"] == "its log (by request); p99: tokenizer at most 4.00 ms"
 
 
 def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:

@@ -44,6 +44,8 @@ _CHECKED = {
     *("schema", "verdict", "judged", "class", "status", "state", "kind", "gate", "metric", "command", "group"),
     *("intensity", "stage", "best", "priority", "area", "accuracy_kind", "differs", "date", "started"),
 }
+#: Keys whose own keys are names from outside.
+_NAMING = ("versions", "stages_ms")
 _MARK = "[b]q[/b]"
 _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 
@@ -51,7 +53,8 @@ _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 def attacked(value: Any, attack: str, key: str = "") -> Any:
     """The document with a text from outside in place of every text that is not checked."""
     if isinstance(value, dict):
-        return {name: attacked(each, attack, name) for name, each in value.items()}
+        before = attack if key in _NAMING else ""
+        return {before + name: attacked(each, attack, name) for name, each in value.items()}
     if isinstance(value, list):
         return [attacked(each, attack, key) for each in value]
     return attack if isinstance(value, str) and key not in _CHECKED else value
@@ -87,6 +90,14 @@ def test_no_text_is_obeyed_by_a_terminal(name: str, attack: str) -> None:
         unharmed(text, width, figures=False)
         assert not any(unicodedata.category(c) in _HIDDEN for c in text if c != "\n")
     assert _MARK in text, "markup is shown, not obeyed"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("backends", {"backends": []}), ("fragmentation", {"policies": [], "recorded": {"ooms": 1}})]
+)
+def test_a_document_without_rows_is_shown(name: str, change: dict[str, Any]) -> None:
+    result = document_type(name).from_json({**written(name), **change})
+    assert printed(_rendered(result, FOLDER, FOLDER, verbose=False)).strip()
 
 
 @settings(max_examples=25)
@@ -146,6 +157,7 @@ def test_findings_for_ci_stay_one_command_and_one_text_each(attack: str) -> None
     for line in annotation_lines(summary):
         whole(line)
         assert re.fullmatch(r"::(error|warning|notice) title=[^,:\r\n]*::[^\r\n]*", line)
+        assert not re.search("%(?!25|0A|0D|3A|2C)", line)
     findings = harmless(json.loads(whole(code_quality(summary, path=attack))))
     assert len(findings) == 2 + bool(attack)
     assert all(set(each) == {"description", "check_name", "fingerprint", "severity", "location"} for each in findings)

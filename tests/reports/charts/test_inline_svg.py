@@ -132,8 +132,7 @@ def test_causes_lead_from_a_quiet_request_to_the_tail() -> None:
 def test_what_the_sample_cannot_support_is_gray() -> None:
     def drawn(requests: int) -> str:
         slower = np.geomspace(1.0, 1 / requests, 50)
-        curve = charts.Curve(label="x", role="after", slower=slower, latency_ms=1 / slower, requests=requests)
-        return str(charts.percentile_curves("curve", [curve]))
+        return str(charts.percentile_curves("curve", [("x", "after", (slower, 1 / slower, requests))]))
 
     assert "fewer than 10 requests are slower" in drawn(600) and ">p99.99<" in drawn(600)
     assert ">p99.999<" in drawn(1_000_000)

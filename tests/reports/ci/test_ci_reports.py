@@ -135,18 +135,13 @@ def _check_schema(root: ElementTree.Element) -> None:
         assert counts["skipped"] == outcomes.count("skipped")
 
 
-@pytest.mark.parametrize("attack", HOSTILE, ids=range(len(HOSTILE)))
+@given(st.sampled_from(HOSTILE) | st.text(max_size=60))
 def test_junit_keeps_its_shape_whatever_it_is_given(attack: str) -> None:
     written = junit_xml(_attacked(attack), started="2026-01-02T03:04:05", seconds=-1.0, host=attack)
     root = ElementTree.fromstring(written)
     _check_schema(root)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", written)
     assert len(root[0].findall("testcase")) == 4
-
-
-@given(st.text(max_size=60))
-def test_any_text_survives_junit(attack: str) -> None:
-    _check_schema(_junit(_attacked(attack), host=attack))
 
 
 def _html(summary: Summary) -> str:
@@ -266,18 +261,6 @@ def test_annotations_of_a_failed_run() -> None:
         "::warning title=gate p99<200ms not evaluated::the model failed",
         "::notice title=latfix diagnose ranker::gates: 1 not evaluated",
     ]
-
-
-@pytest.mark.parametrize("attack", HOSTILE, ids=range(len(HOSTILE)))
-def test_annotations_are_one_command_each(attack: str) -> None:
-    lines = list(annotation_lines(_attacked(attack)))
-    assert len(lines) == 4
-    for line in lines:
-        assert line.isprintable()
-        # What the runner splits at: the command's name, its properties at commas, the message at the second `::`.
-        match = re.fullmatch(r"::(error|warning|notice) title=([^:,]*)::(.*)", line)
-        assert match is not None, line
-        assert not re.search("%(?!25|0A|0D|3A|2C)", line)
 
 
 def test_percent_signs_and_colons_are_read_back_as_they_were() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,52 @@ from latfix.reports.html.trial_page import write_trial_report
 from latfix.results.comparison import Trial, compare_records
 from latfix.results.history import HistoryTrends
 from latfix.results.optimization import Optimization
+from latfix.results.request_explanation import Story
 from latfix.results.sweep import Sweep
+from latfix.run_record.run_record import RunRecord
 from tests.profilers.recordings.devices.hand_made import HandMade
-from tests.reports.conftest import make_document, make_record, make_session
+from tests.reports.conftest import Session, make_document, make_record, make_session
 from tests.reports.test_sweep_reports import document as sweep_document
+from tests.results.test_documents import written
 
-DOCUMENTS = Path(__file__).parents[2] / "results" / "documents"
+TRIAL = Trial.from_json(written("trial"))
+
+
+def stories_of(session: Session) -> Sequence[Story]:
+    return explain_slowest(session[0], session[1].ledger)
+
+
+def write_run(page: Path, session: Session) -> None:
+    write_run_report(page, *session, stories=stories_of(session))
+
+
+def write_comparison(page: Path, session: Session, base: RunRecord | None = None) -> None:
+    record, last = session
+    base = base or make_session("untrusted")[0]
+    write_comparison_report(page, compare_records(base, record), base, record, last=last, stories=stories_of(session))
+
+
+def write_optimization(
+    page: Path, session: Session, found: Optimization | None = None, before: Session | None = None
+) -> None:
+    record, diagnosis = before or make_session("untrusted")
+    write_optimization_report(
+        page,
+        found or replace(Optimization.from_json(make_document()), rounds=3),
+        diagnosis=diagnosis,
+        before=record,
+        after=session[0],
+        last=session[1],
+        stories=stories_of(session),
+    )
+
+
+def write_trial(page: Path, session: Session, found: Trial = TRIAL) -> None:
+    write_trial_report(page, found, replay=(*session, stories_of(session)))
 
 
 def _run(name: str) -> Callable[[Path], None]:
-    def write(page: Path) -> None:
-        record, diagnosis = make_session(name)
-        write_run_report(page, record, diagnosis, stories=explain_slowest(record, diagnosis.ledger))
-
-    return write
+    return lambda page: write_run(page, make_session(name))
 
 
 def a_million(page: Path) -> None:
@@ -68,7 +99,6 @@ def _devices(page: Path) -> None:
 
 
 def _optimization(page: Path) -> None:
-    before, after = make_session("untrusted"), make_session("ordinary")
     estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
     names = ("gc.freeze", "quantize.bf16")
     contributions: list[dict[str, Any]] = [
@@ -83,36 +113,8 @@ def _optimization(page: Path) -> None:
         for k, name in enumerate(names)
     ]
     found = Optimization.from_json({**make_document(), "ablation": contributions})
-    write_optimization_report(
-        page,
-        replace(found, rounds=5, changes={"gc": ("default", "freeze"), "precision": ("fp32", "bf16")}),
-        diagnosis=before[1],
-        before=before[0],
-        after=after[0],
-        last=after[1],
-        stories=explain_slowest(after[0], after[1].ledger),
-    )
-
-
-def _comparison(page: Path) -> None:
-    base, (new, last) = make_session("one")[0], make_session("ordinary")
-    stories = explain_slowest(new, last.ledger)
-    write_comparison_report(page, compare_records(base, new), base, new, last=last, stories=stories)
-
-
-def _trial(page: Path) -> None:
-    found = Trial.from_json(json.loads((DOCUMENTS / "trial.json").read_text(encoding="utf-8")))
-    record, last = make_session("ordinary")
-    write_trial_report(page, found, replay=(record, last, explain_slowest(record, last.ledger)))
-
-
-def _sweep(page: Path) -> None:
-    write_sweep_report(page, Sweep.from_json(sweep_document()))
-
-
-def _history(page: Path) -> None:
-    found = HistoryTrends.from_json(json.loads((DOCUMENTS / "history.json").read_text(encoding="utf-8")))
-    write_history_page(page, found, workload=None)
+    changes = {"gc": ("default", "freeze"), "precision": ("fp32", "bf16")}
+    write_optimization(page, make_session("ordinary"), replace(found, rounds=5, changes=changes))
 
 
 #: By name, what writes the page.
@@ -123,8 +125,8 @@ EVERY_PAGE: dict[str, Callable[[Path], None]] = {
     "million": a_million,
     "devices": _devices,
     "optimization": _optimization,
-    "comparison": _comparison,
-    "trial": _trial,
-    "sweep": _sweep,
-    "history": _history,
+    "comparison": lambda page: write_comparison(page, make_session("ordinary"), make_session("one")[0]),
+    "trial": lambda page: write_trial(page, make_session("ordinary")),
+    "sweep": lambda page: write_sweep_report(page, Sweep.from_json(sweep_document())),
+    "history": lambda page: write_history_page(page, HistoryTrends.from_json(written("history")), workload=None),
 }

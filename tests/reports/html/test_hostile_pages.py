@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,21 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.formatting import visible
-from latfix.profilers.drilldown.explain import explain_slowest
-from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
-from latfix.reports.html.pages import write_run_report
 from latfix.reports.html.recording_page import write_recording_report
 from latfix.reports.html.sweep_page import write_sweep_report
-from latfix.reports.html.trial_page import write_trial_report
-from latfix.results.comparison import Trial, compare_records
-from latfix.results.diagnosis import Source, UnitLedger
+from latfix.results.comparison import Trial
+from latfix.results.diagnosis import Activity, Source, UnitLedger, Window
 from latfix.results.optimization import Optimization
 from latfix.results.sweep import Sweep
 from tests.reports.conftest import HOSTILE, Session, make_diagnosis, make_document, make_record
+from tests.reports.html.every_page import write_comparison, write_optimization, write_run, write_trial
 from tests.reports.html.test_pages import Page, checked
 from tests.reports.test_sweep_reports import document as sweep_document
+from tests.results.test_documents import written
 
-DOCUMENTS = Path(__file__).parents[2] / "results" / "documents"
 #: What ends a text, an attribute, an element, a script or a comment, or begins one.
 PIECES = (
     "<script>",
@@ -50,34 +46,30 @@ ORIGIN = ("started", "host", "branch", "commit", "command")
 def _session(text: str) -> Session:
     record = make_record(40, text=text)
     record = replace(record, meta=replace(record.meta, origin=dict.fromkeys(ORIGIN, text)))
-    return record, make_diagnosis(record, text=text, causes=("python.gc", f"{text}.{text}", text))
+    diagnosis = make_diagnosis(record, text=text, causes=("python.gc", f"{text}.{text}", text))
+    course = Activity(throughout=False, intervals_s=((0.0, 1.0),), text=text)
+    known: dict[str, Any] = {"requests": 9, "offered_rps": 9.0, "p50_ms": 5.0, "p95_ms": None, "p99_ms": None}
+    windows = tuple(Window(start_s=k, end_s=k + 1.0, causes_ms={text: 4.0}, **known) for k in (0.0, 1.0))
+    causes = tuple(replace(each, active=course) for each in diagnosis.causes)
+    return record, replace(diagnosis, causes=causes, windows=windows)
 
 
 def _run(page: Path, text: str) -> None:
-    record, diagnosis = _session(text)
-    write_run_report(page, record, diagnosis, stories=explain_slowest(record, diagnosis.ledger))
+    write_run(page, _session(text))
 
 
 def _comparison(page: Path, text: str) -> None:
-    record, last = _session(text)
-    stories = explain_slowest(record, last.ledger)
-    write_comparison_report(page, compare_records(record, record), record, record, last=last, stories=stories)
+    session = _session(text)
+    write_comparison(page, session, session[0])
 
 
 def _optimization(page: Path, text: str) -> None:
-    record, last = _session(text)
+    session = _session(text)
     found = Optimization.from_json(
         _filled(make_document(), text, ("workload", "device", "fix", "reason", "plan", "verified"))
     )
-    write_optimization_report(
-        page,
-        replace(found, rounds=2, notes=(text,), changes={text: (text, text)}, disturbed=text),
-        diagnosis=last,
-        before=record,
-        after=record,
-        last=last,
-        stories=explain_slowest(record, last.ledger),
-    )
+    found = replace(found, rounds=2, notes=(text,), changes={text: (text, text)}, disturbed=text)
+    write_optimization(page, session, found, session)
 
 
 def _recording(page: Path, text: str) -> None:
@@ -89,16 +81,15 @@ def _recording(page: Path, text: str) -> None:
 
 def _sweep(page: Path, text: str) -> None:
     words = _filled(sweep_document(), text, ("workload", "device", "label", "reason", "text", "knee_rule", "latfix"))
-    found = Sweep.from_json(words)
+    words["settings"][1]["failure"] = text
+    found = Sweep.from_json({**words, "machine": {text: text}})
     write_sweep_report(page, replace(found, notes=(text,), origin=dict.fromkeys(ORIGIN, text)))
 
 
 def _trial(page: Path, text: str) -> None:
-    words = json.loads((DOCUMENTS / "trial.json").read_text(encoding="utf-8"))
-    found = Trial.from_json(_filled(words, text, ("workload", "device", "name", "failure", "accuracy_reason")))
-    record, last = _session(text)
-    replay = (record, last, explain_slowest(record, last.ledger))
-    write_trial_report(page, replace(found, notes=(text,), origin=dict.fromkeys(ORIGIN, text)), replay=replay)
+    names = ("workload", "device", "name", "failure", "accuracy_reason")
+    found = Trial.from_json(_filled(written("trial"), text, names))
+    write_trial(page, _session(text), replace(found, notes=(text,), origin=dict.fromkeys(ORIGIN, text)))
 
 
 def _filled(value: Any, text: str, names: tuple[str, ...]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,49 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.drilldown.explain import explain_slowest
-from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
-from latfix.reports.html.pages import write_run_report
-from latfix.reports.html.trial_page import write_trial_report
-from latfix.results.comparison import Trial, compare_records
+from latfix.reports.html.change_page import write_comparison_report
+from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Window
-from latfix.results.optimization import Optimization
-from tests.reports.conftest import Session, make_document, make_session
+from tests.reports.conftest import Session
+from tests.reports.html.every_page import write_comparison, write_optimization, write_run, write_trial
 from tests.reports.html.test_pages import checked
 
-DOCUMENTS = Path(__file__).parents[2] / "results" / "documents"
 
-
-def run(path: Path, session: Session) -> None:
-    write_run_report(path, *session, stories=explain_slowest(session[0], session[1].ledger))
-
-
-def comparison(path: Path, session: Session) -> None:
-    record, last = session
-    base, stories = make_session("untrusted")[0], explain_slowest(record, last.ledger)
-    write_comparison_report(path, compare_records(base, record), base, record, last=last, stories=stories)
-
-
-def optimization(path: Path, session: Session) -> None:
-    record, last = session
-    before = make_session("untrusted")
-    write_optimization_report(
-        path,
-        replace(Optimization.from_json(make_document()), rounds=3),
-        diagnosis=before[1],
-        before=before[0],
-        after=record,
-        last=last,
-        stories=explain_slowest(record, last.ledger),
-    )
-
-
-def trial(path: Path, session: Session) -> None:
-    found = Trial.from_json(json.loads((DOCUMENTS / "trial.json").read_text()))
-    write_trial_report(path, found, replay=(*session, explain_slowest(session[0], session[1].ledger)))
-
-
-@pytest.mark.parametrize("write", [run, comparison, optimization, trial])
+@pytest.mark.parametrize("write", [write_run, write_comparison, write_optimization, write_trial])
 def test_each_slow_request_has_its_causes_and_a_link_to_its_story(
     tmp_path: Path, ordinary: Session, write: Callable[[Path, Session], None]
 ) -> None:
@@ -79,7 +44,7 @@ def test_a_change_names_what_remains_next_to_what_was_there(tmp_path: Path, ordi
     record, diagnosis = ordinary
     first = replace(diagnosis.causes[0], cause="memory.allocator", evidence="9 stalls of the allocator")
     last = replace(diagnosis, causes=(first, *diagnosis.causes[1:]))
-    optimization(tmp_path / "report.html", (record, last))
+    write_optimization(tmp_path / "report.html", (record, last))
     text = checked(tmp_path / "report.html").text
     remaining = text.rindex("Where the tail comes from, after")
     before = text.rindex("Where the tail comes from, before")
@@ -94,7 +59,8 @@ def test_a_change_shows_machine_and_causes_of_the_new_arm_over_time(tmp_path: Pa
     samples = {"t_ns": at, "series": np.full(40, "process.rss_bytes", dtype=object), "value": np.full(40, 2.0**30)}
     known: dict[str, Any] = {"requests": 9, "offered_rps": 9.0, "p50_ms": 5.0, "p95_ms": None, "p99_ms": None}
     windows = tuple(Window(start_s=k, end_s=k + 1.0, causes_ms={"python.gc": 4.0}, **known) for k in (0.0, 1.0))
-    comparison(tmp_path / "report.html", (replace(record, samples=samples), replace(diagnosis, windows=windows)))
+    session = replace(record, samples=samples), replace(diagnosis, windows=windows)
+    write_comparison(tmp_path / "report.html", session)
     text = checked(tmp_path / "report.html").text
     assert "Machine, new" in text and "memory, MiB" in text and "Over time, new" in text
 

@@ -94,14 +94,6 @@ def test_no_interval_is_cut_and_the_fastest_is_named(width: int) -> None:
     assert "no backend with the same answers is faster than eager torch" in in_one_line(shown(wrong, width=width))
 
 
-def test_a_missing_backend_shows_its_reason_literally() -> None:
-    text = shown(
-        {"backend": "OpenVINO", "convert_s": None, "load_s": None, "missing": "[red]no\x1b[31m kernel[/red]"}
-    )
-    assert "OpenVINO: [red]no" in text and "\x1b" not in text
-    assert "x: [bold]" in shown(inputs=["x: [bold]"])
-
-
 def test_a_shared_reason_is_shown_once() -> None:
     gone = {"convert_s": None, "load_s": None, "missing": "no way there"}
     text = shown({"backend": "TorchScript", **gone}, {"backend": "OpenVINO", **gone})

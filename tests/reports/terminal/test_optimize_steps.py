@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from latfix.reports.terminal.comparison import render_optimization
-from latfix.results.optimization import Optimization, TriedFix
+from latfix.results.optimization import Candidate, Optimization, TriedFix
 from tests.reports.conftest import printed
 
 SHARED = "in the same replays"
@@ -83,6 +83,13 @@ def test_a_prediction_is_shown_with_the_measured_value(improved: Optimization) -
     lines = lines_of(improved, step("a.one", "p95 x0.70", predicted_p99_ms=10.0))
     assert "p99 predicted 10.0 ms, measured 12.0 ms" in words_of("a.one", lines)
     assert "predicted" not in words_of("a.two", lines_of(improved, step("a.two", "p95 x0.70")))
+
+
+def test_configurations_have_the_figure_that_is_judged(improved: Optimization) -> None:
+    seen = tuple(Candidate(fixes=(fix,), settings={}, status="foretold", predicted={"p95": 0.5}) for fix in GROUP)
+    report = render_optimization(replace(improved, judged="p95", candidates=seen), folder=None, verbose=True)
+    table = printed(report, width=160).partition("Configurations, fastest first")[2].splitlines()
+    assert table[1].split()[0] == "p95"
 
 
 def skipped(fix: str, reason: str) -> dict[str, Any]:

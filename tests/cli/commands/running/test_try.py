@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from latfix.cli.shared.setting_options import parse_changes
 from latfix.errors import InputError
@@ -16,10 +16,11 @@ from latfix.reports.terminal.trial import render_trial
 from latfix.results import read_result
 from latfix.results.comparison import Trial
 from latfix.runners.side_by_side import replay_in_turns
+from latfix.statistics.decision import RatioEstimate
 from tests.adapters import sleeper
-from tests.cli.conftest import Cli, WriteWorkload
-
-DOCUMENT = Path(__file__).parents[3] / "results" / "documents" / "trial.json"
+from tests.cli.conftest import Cli, WriteWorkload, refused
+from tests.reports.conftest import in_one_line, printed
+from tests.results.test_documents import written
 
 
 def test_an_idea_is_one_or_more_settings() -> None:
@@ -84,9 +85,7 @@ def test_wrong_options_are_refused_before_anything_runs(
     workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
     with (workload / "workload.toml").open("a", encoding="utf-8") as file:
         file.write("[profile.large.runner]\nworkers = 4\n")
-    code, out, err = cli("try", workload, *options, "--out", tmp_path / "o")
-    assert code == 2 and not out, err
-    assert words in err and err.count("\n") == 1, err
+    refused(cli("try", workload, *options, "--out", tmp_path / "o"), words)
     assert not (tmp_path / "o").exists()
 
 
@@ -107,7 +106,7 @@ class Found:
 
 @pytest.fixture
 def document() -> Any:
-    return json.loads(DOCUMENT.read_text(encoding="utf-8"))
+    return written("trial")
 
 
 def test_every_kind_of_idea_is_an_arm(
@@ -136,8 +135,8 @@ def test_every_kind_of_idea_is_an_arm(
     assert planned.fixes == ("gc.freeze",)
     assert combined.settings == bf16.settings.with_overrides({"max_batch_size": 1, "env": {"A": "1"}})
     assert "profile large has its own traffic" in err and "other" in err
-    written = read_result(tmp_path / "o" / "trial.json").to_json()
-    assert written.pop("origin")["host"] and written == document
+    again = read_result(tmp_path / "o" / "trial.json").to_json()
+    assert again.pop("origin")["host"] and again == document
     assert "95 % intervals" in " ".join(out.split()) and str(tmp_path / "o")[:20] in out
 
 
@@ -172,10 +171,7 @@ def test_exit_codes(
 def test_the_table_fits_the_terminal(width: int, document: Any) -> None:
     document["ideas"].append({"name": "x" * 90, "failure": "a very long reason " * 9})
     found = Trial.from_json(document)
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(render_trial(found, folder=None))
-    shown = capture.get()
+    shown = printed(render_trial(found, folder=None), width=width)
     assert max(map(len, shown.splitlines())) <= width
     compared = [idea.comparison for idea in found.ideas if idea.comparison is not None]
     for estimate in (each.ratio[key] for each in compared for key in ("p50", "p99", "mean")):
@@ -188,12 +184,20 @@ def test_an_accuracy_from_too_few_requests_is_not_beyond_the_limit(document: Any
     idea.update(accuracy=1.0, accurate=None, accuracy_reason="93 requests are too few to exclude a loss of 0.02")
     idea["comparison"]["ratio"][document["judged"]].update(value=18.0, lo=17.0, hi=19.0)
     found = Trial.from_json({**document, "ideas": [idea]})
-    console = Console(width=200, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(render_trial(found, folder=None))
-    shown = " ".join(capture.get().split())
+    shown = in_one_line(printed(render_trial(found, folder=None), width=200))
     assert "1.00 cannot tell" in shown and "beyond" not in shown and "93 requests are too few" in shown
     assert f"nearest: {idea['name']}, p" in shown and "18 times slower" in shown and "best so far" not in shown
+
+
+def test_a_ratio_of_lost_percentiles_is_not_shown(document: Any) -> None:
+    found = Trial.from_json(document)
+    (first, *_), lost = found.ideas, RatioEstimate(value=3.21, lo=2.11, hi=4.31, lost=True)
+    assert first.comparison is not None
+    compared = replace(first.comparison, ratio={**first.comparison.ratio, "p99": lost})
+    shown = printed(
+        render_trial(replace(found, ideas=(replace(first, comparison=compared),)), folder=None), width=200
+    )
+    assert "0.600" in shown and "3.21" not in shown and "2.11" not in shown
 
 
 SLEEPER = sleeper("0.004")
@@ -212,12 +216,12 @@ def test_a_trial_of_real_processes(tmp_path: Path, write_workload: WriteWorkload
     assert code == 0, err
     document = json.loads(out)
     assert document == json.loads((tmp_path / "o" / "trial.json").read_text())
-    window, refused = document["ideas"]
+    window, failed = document["ideas"]
     assert window["comparison"]["ratio"]["p50"]["value"] < 0.6 and window["accurate"] is True
     assert window["memory_bytes"] > 0 and window["start_s"] > 0
     assert document["origin"]["host"] and document["origin"]["started"] > "2026"
     assert document["rounds"] == 2 and document["whole"]
-    assert refused["failure"] and "comparison" in refused and refused["comparison"] is None
+    assert failed["failure"] and "comparison" in failed and failed["comparison"] is None
     assert (tmp_path / "o" / window["record"] / "run.json").is_file()
     page = (tmp_path / "o" / "report.html").read_text()
     assert "Slowest requests, batch_window_ms=0" in page and 'href="#story-0"' in page
