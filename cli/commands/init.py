@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -27,4 +28,4 @@ def init(
         raise InputError(f"{folder}: cannot write there ({error.strerror}); name another folder") from error
     for file in files:
         typer.echo(f"wrote {file}")
-    typer.echo(f"next: latfix diagnose {folder}")
+    typer.echo(f"next: latfix diagnose {shlex.quote(str(folder))}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from latfix.cli.shared.options import TrafficOptions, given, load_traffic
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,14 +80,11 @@ class AddressOptions:
 
         :raises InputError: naming the first that was given.
         """
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value != one.default:
-                shown = tuple(value) if isinstance(value, list) else value
-                raise InputError(
-                    f"--{one.name.replace('_', '-')}: found {shown!r} and {workload}; expected an address such as "
-                    "http://host/predict"
-                )
+        for option, value in given(self).items():
+            shown = tuple(value) if isinstance(value, list) else value
+            raise InputError(
+                f"{option}: found {shown!r} and {workload}; expected an address such as http://host/predict"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +114,6 @@ class ServerLog:
                 raise InputError(f"--server-log: found no folder {path.parent}; expected the service's log or spans")
         if self.server_map and not self.server_log:
             raise InputError(f"--server-map: found {self.server_map[0]!r} without --server-log FILE; add it")
-
-    def given(self) -> dict[str, object]:
-        """The options by name, to refuse them."""
-        return {"--server-log": self.server_log, "--server-map": self.server_map}
 
     def joined(
         self, record: RunRecord | RecordFile, pattern: str = "", *, expected: int = 0
@@ -308,7 +302,6 @@ def replay_in_turns(
     :returns: the runs' folders in ``folder``: base and new of each round.
     :raises InputError: there are not two addresses, or one cannot be used.
     """
-    from latfix.cli.shared.options import TrafficOptions, load_traffic
     from latfix.runners.http_target.address import is_address
     from latfix.runners.replay.run_session import Interrupted
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.cli.shared.history_option import Recording, is_off
-from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+from latfix.errors import EXIT_INTERRUPTED, InputError, RunnerError
 
 if TYPE_CHECKING:
     from latfix.cli.shared.output_options import Outputs
@@ -93,25 +93,20 @@ def parse_gates(
     :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
     """
     from latfix.gates.evaluate import check_gates
+    from latfix.gates.subject import GateSubject
     from latfix.gates.syntax import parse_gate
     from latfix.run_record.chunked_record import open_record
     from latfix.run_record.run_record import RunRecord
 
     gates = tuple(parse_gate(text) for text in expressions or ())
     check_gates(gates, baseline=baseline is not None, accuracy=False, causes=True, history=not is_off(history))
-    if baseline is None:
-        return Gates(gates, recording=Recording.open(history, gates, record=record))
-    base = open_record(baseline)
-    subject = subject_of(base).with_percentiles([gate.metric for gate in gates], base)
+    base = subject = None
+    if baseline is not None:
+        base = open_record(baseline)
+        subject = GateSubject.from_diagnosis(diagnosed(base).to_json())
+        subject = subject.with_percentiles([gate.metric for gate in gates], base)
     recording = Recording.open(history, gates, record=record)
     return Gates(gates, subject, base if isinstance(base, RunRecord) else None, recording)
-
-
-def subject_of(run: RunRecord | RecordFile) -> GateSubject:
-    """A recorded run as the baseline of gates."""
-    from latfix.gates.subject import GateSubject
-
-    return GateSubject.from_diagnosis(diagnosed(run).to_json())
 
 
 def check_percentile(percentile: float | None) -> None:
@@ -281,7 +276,7 @@ def conclude(
         return EXIT_INTERRUPTED
     if failure:
         raise RunnerError(failure)
-    return exit_code(results) if results else EXIT_OK
+    return exit_code(results)
 
 
 def _judged(

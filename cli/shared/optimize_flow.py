@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.cli.shared.diagnose_flow import writing_into
 from latfix.cli.shared.replay_progress import ReplayLines
-from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, RunnerError
+from latfix.errors import EXIT_INTERRUPTED, RunnerError
 
 if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
@@ -136,7 +136,7 @@ def _conclude(
         return EXIT_INTERRUPTED
     if outcome.failure:
         raise RunnerError(outcome.failure)
-    return exit_code(results) if results else EXIT_OK
+    return exit_code(results)
 
 
 def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[list[GateResult], HistoryRow | None]:
@@ -323,11 +323,12 @@ def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> 
 def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: Sequence[PlannedFix]) -> None:
     import latfix
     from latfix.config.plan import Plan, write_plan
+    from latfix.formatting import LATENCY_KEYS
 
     measured: dict[str, float] = {}
     final = outcome.final
     if final is not None:
-        for key in ("mean", "p50", "p90", "p95", "p99", "p99_9", "max"):
+        for key in LATENCY_KEYS:
             for when, arm in (("before", final.before), ("after", final.after)):
                 if math.isfinite(arm.latency_ms[key]):
                     measured[f"{key}_{when}_ms"] = arm.latency_ms[key]

@@ -114,16 +114,6 @@ class TrafficOptions:
     )
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Replay the traffic N times in a row.")] = 1
 
-    def given(self) -> dict[str, object]:
-        """Values of the options that only a replay can use, ``None`` for those not given."""
-        return {
-            "--speed": self.speed if self.speed != 1.0 else None,
-            "--repeat": self.repeat if self.repeat != 1 else None,
-            "--to-duration": self.to_duration,
-            "--duration": self.duration,
-            "--limit": self.limit,
-        }
-
     def check(self) -> None:
         """Check the values.
 
@@ -159,11 +149,6 @@ class ReplayOptions(TrafficOptions):
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, instead of the workload's own.")
     ] = None
-
-    def given(self) -> dict[str, object]:
-        """Values of the options that only a replay can use, ``None`` for those not given."""
-        own = {"--traffic": self.traffic, "--profile": self.profile or None, "--device": self.device}
-        return {**own, **TrafficOptions.given(self)}
 
     def check(self) -> None:
         """Check the values.
@@ -244,6 +229,16 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     if options.limit is not None:
         traffic = limit(traffic, options.limit)
     return traffic
+
+
+def given(group: Any) -> dict[str, object]:
+    """The options of a group that differ from their defaults, by name."""
+    hints, found = get_type_hints(type(group), include_extras=True), dict[str, object]()
+    for one in fields(group):
+        if (value := getattr(group, one.name)) != one.default:
+            declared: str = get_args(hints[one.name])[1].default  # "--name", or "--on/--off" of what is on by default
+            found[declared.rpartition("/")[2]] = value
+    return found
 
 
 def refuse_given(given: Mapping[str, object], why: str) -> None:

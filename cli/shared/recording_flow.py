@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latfix.errors import EXIT_OK, InputError
+from latfix.errors import InputError
 
 if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
@@ -93,4 +93,4 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
             write_recording_report(folder / "report.html", gated)
         outputs.show(lambda: render_diagnosis(gated, folder=folder, verbose=outputs.verbose), results)
         outputs.write(document)
-    return exit_code(results) if results else EXIT_OK
+    return exit_code(results)

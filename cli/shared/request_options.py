@@ -60,10 +60,6 @@ class DrillDown:
         """Requested ids, each once."""
         return tuple(dict.fromkeys(self.request or ()))
 
-    def given(self) -> dict[str, object]:
-        """Values by option, ``None`` for those not given."""
-        return {"--request": self.request, "--slowest": self.slowest}
-
     def check_slowest(self) -> None:
         """Check the number of slowest requests.
 

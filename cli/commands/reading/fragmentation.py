@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, Target, check_seed
+from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, Target, check_seed, refuse_given
 from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TRACE, _DOCUMENT = "trace.jsonl", "fragmentation.json"
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _MOST = 1 << 50
-_MADE_FOR = "4GiB"
+_MADE_FOR, _TURNS = "4GiB", 4000
 
 
 def fragmentation(
@@ -45,7 +45,9 @@ def fragmentation(
             help='As in PYTORCH_ALLOC_CONF ("max_split_size_mb:256"), or "buddy"; may be repeated.',
         ),
     ] = None,
-    turns: Annotated[int, typer.Option("--turns", metavar="N", help="Requests of synthetic traffic.")] = 4000,
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", help=f"Requests of synthetic traffic; default: {_TURNS}.")
+    ] = None,
     seed: SeedOption = 0,
     out: KeepOption = None,
     json_file: JsonOption = None,
@@ -66,13 +68,15 @@ def fragmentation(
     from latfix.runners.replay.run_session import open_folder
 
     check_seed(seed)
-    if not 1 <= turns <= 1_000_000:
+    if trace is not None:
+        refuse_given({"--turns": turns}, f"found {trace}, which is read; expected no TRACE")
+    if turns is not None and not 1 <= turns <= 1_000_000:
         raise InputError(f"--turns: found {turns}; expected a whole number from 1 to 1000000")
     read = None if trace is None else read_trace(trace)
     room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _peak_reserved(read)
     target = Target.open("--json", json_file)
     folder = None if out is None else open_folder(out)
-    made = read or generate(seed, Traffic(turns=turns, capacity=room))
+    made = read or generate(seed, Traffic(turns=turns or _TURNS, capacity=room))
     current = known_settings(made.setting)
     names = (current, *policy) if policy else (current, *(each for each in SETTINGS if each != current), *ARENAS)
     with Console(stderr=True).status("replaying …"):

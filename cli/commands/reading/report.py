@@ -15,6 +15,7 @@ from latfix.cli.shared.options import (
     PercentileOption,
     SeedOption,
     check_seed,
+    given,
     refuse_given,
 )
 from latfix.cli.shared.output_options import OutputOptions, Outputs
@@ -82,8 +83,8 @@ def report(
             "--gate": gate,
             "--baseline": baseline,
             "--history": history,
-            **drill_down.given(),
-            **served.given(),
+            **given(drill_down),
+            **given(served),
         }
         refuse_given(for_runs, f"found {file}, which is a saved result; expected the folder of a run")
         outputs = Outputs.open("report", written)
@@ -134,8 +135,9 @@ def _show_again(file: Path, outputs: Outputs, out: Path | None, figures: Path | 
     folder = file.parent if file.name in _DOCUMENTS else None
     where = open_folder(out) if out is not None else folder
     written = where is not None and _write_page(result, where / "report.html", file.parent)
-    if figures is not None and (where is None or not written):
-        raise InputError(f"--figures: found {file}, which has no page; expected a result's folder, or --out")
+    if not written:
+        why = f"found {file}, which has no page here, or whose runs are gone; expected another result's folder"
+        refuse_given({"--out": out, "--figures": figures}, why)
     if where is not None:
         _write_figures(where / "report.html", figures)
     outputs.show(lambda: _rendered(result, where if written else None, file.parent, verbose=outputs.verbose))

@@ -14,7 +14,7 @@ from latfix.errors import EXIT_OK, InputError
 if TYPE_CHECKING:
     from latfix.results.diagnosis import Diagnosis
 
-_LEAST_S = 0.1
+_LEAST_S, _MOST_S = 0.1, 1e6
 #: Metrics before the first request.
 NOTHING = "# EOF\n"
 
@@ -47,8 +47,8 @@ def watch(
 
     check_percentile(percentile)
     for option, value in (("--last", last), ("--every", every)):
-        if not _LEAST_S <= value < 1e6:
-            raise InputError(f"{option}: found {value:g}; expected a number of seconds from {_LEAST_S} on")
+        if not _LEAST_S <= value <= _MOST_S:
+            raise InputError(f"{option}: found {value:g}; expected seconds from {_LEAST_S} to {_MOST_S:g}")
     if updates < 0:
         raise InputError(f"--updates: found {updates}; expected a whole number from 0 on")
     if not folder.is_dir():

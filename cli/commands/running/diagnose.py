@@ -63,18 +63,14 @@ def diagnose(
         raise InputError(f"--rounds: found {rounds}; expected 1 or more")
     check_percentile(percentile)
     drill_down.check_slowest()
+    again = {"--rounds": rounds if rounds != 1 else None}
     if recording_flow.is_recording(workload):
         if not pattern:
             recording_flow.check(Path(workload))
         service.refuse(workload)
-        for_replays = {
-            **replayed.given(),
-            "--plan": plan,
-            "--history": history,
-            **drill_down.given(),
-            **served.given(),
-            "--rounds": rounds if rounds != 1 else None,
-        }
+        of_groups = {**options.given(replayed), **options.given(drill_down), **options.given(served)}
+        for_replays = {option: value for option, value in of_groups.items() if option not in ("--map", "--seed")}
+        for_replays |= {"--plan": plan, "--history": history, **again}
         options.refuse_given(for_replays, f"found {workload}, a recording, which is not replayed; omit the option")
         gates = parse_gates(gate, baseline, "off")
         outputs = Outputs.open("diagnose", written)
@@ -85,19 +81,19 @@ def diagnose(
         raise InputError(f"{name}: found {workload}, which is replayed; expected {expected}")
     served.check()
     if is_address(workload):
-        others = {
+        for_own = {
             "--profile": replayed.profile or None,
             "--plan": plan,
             "--device": replayed.device,
-            "--rounds": rounds if rounds != 1 else None,  # latfix cannot restart that service
+            **again,  # latfix cannot restart that service
         }
-        options.refuse_given(others, f"found {workload}, a service that latfix does not run; omit the option")
+        options.refuse_given(for_own, f"found {workload}, a service that latfix does not run; omit the option")
         spec = address_flow.spec_of(workload, service, replayed.traffic, percentile)
         ready = partial(address_flow.replay_of, workload, service, spec, seed=replayed.seed)
     else:
         service.refuse(workload)
         options.refuse_given(
-            served.given(), f"found {workload}, whose requests latfix itself records; omit the option"
+            options.given(served), f"found {workload}, whose requests latfix itself records; omit the option"
         )
         spec = replayed.load_spec(workload)
         ready = partial(_replay_of, spec, plan, replayed.device, seed=replayed.seed)
@@ -117,12 +113,12 @@ def diagnose(
         except Hung as stopped:
             record, failure = stopped.record, stopped.message
         joined = served.joined(record, pattern, expected=int((record.requests["http_status"] > 0).sum()))
-        again: list[RunRecord] = []
+        others: list[RunRecord] = []
         if not failure:
-            interrupted |= _again(replay, record.folder, again, 1 if interrupted else rounds)
+            interrupted |= _again(replay, record.folder, others, 1 if interrupted else rounds)
         diagnosis = diagnosed(joined, percentile=percentile, seed=replayed.seed, folder=record.folder)
-        if again:
-            diagnosis = with_rounds(diagnosis, record, again)
+        if others:
+            diagnosis = with_rounds(diagnosis, record, others)
         return conclude(
             joined,
             diagnosis,

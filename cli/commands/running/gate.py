@@ -83,6 +83,8 @@ def gate(
     gates = [parse_gate(text) for text in gate or ()]
     check(gates)
     replayed.check()
+    if force and out is None:
+        raise InputError("--force: found no --out; expected the folder of an earlier gate that it replaces")
     budget_s, overrides = options.parse_budget(budget), options.check_device(replayed.device)
     if address:
         given = {"--workload": workload or None, "--profile": replayed.profile or None, "--device": replayed.device}

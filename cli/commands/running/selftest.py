@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
     from latfix.runners.selftest.case import Case
 
+_SEED = 1000
+
 
 def selftest(
     quick: Annotated[bool, typer.Option("--quick", help="A few cases, in under three minutes.")] = False,
@@ -33,7 +35,7 @@ def selftest(
     ] = None,
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of traffic and faults; 1000 and above were not used in development.")
-    ] = 1000,
+    ] = _SEED,
     repeat: Annotated[
         int, typer.Option("--repeat", metavar="N", help="Replay every case N times, with different seeds.")
     ] = 1,
@@ -57,9 +59,10 @@ def selftest(
     if not 1 <= repeat <= 1000:
         raise InputError(f"--repeat: found {repeat}; expected a whole number from 1 to 1000")
     if rescore is not None:
-        if quick or cause or intensity or out is not None:
+        if quick or cause or intensity or out is not None or (seed, repeat) != (_SEED, 1):
             raise InputError(
-                "--rescore: found --quick, --cause, --intensity or --out as well; expected no option but --json"
+                "--rescore: found --quick, --cause, --intensity, --seed, --repeat or --out as well; expected no "
+                "option but --json"
             )
         target = Target.open("--json", json_file)
         return _conclude(score_again(rescore, on_case=_Progress().on_case), target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -28,8 +29,9 @@ def test_what_it_writes_runs_unchanged(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ['quote"d', "new\nline", "ünïcode", "back\\slash", "a b", "'", "#"])
 def test_any_folder_name_gives_a_file_that_reads(cli: Cli, tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
-    code, _, err = cli("init", folder)
+    code, out, err = cli("init", folder)
     assert code == 0, err
+    assert shlex.split(out.partition("next: ")[2]) == ["latfix", "diagnose", str(folder)]
     spec = read_spec(folder)
     assert spec.entry == "workload:Example"
     assert len(read_traffic(spec.traffic)) > 100

@@ -17,7 +17,7 @@ from latfix.cli.commands.running.gate import _parts_words, _records, _side, _too
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, refused
 
 GATE = ("--gate", "mean<=baseline*1.1")
 
@@ -40,12 +40,12 @@ def starter(cli: Cli, tmp_path: Path) -> Path:
         (("recommender", "uvicorn app:app", *GATE), "a command that starts a service needs --address URL"),
         (("recommender", "recommender", "--gate", "p99.9<=baseline*1.1"), "found p99.9, which short rounds"),
         (("recommender", "recommender", *GATE, "--undecided", "maybe"), "expected fail or pass"),
+        (("recommender", "recommender", *GATE, "--force"), "--force: found no --out"),
         (("recommender", "recommender", *GATE, "--budget", "soon"), "--budget: found 'soon'"),
     ],
 )
 def test_refused(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
-    code, out, err = cli("gate", *arguments)
-    assert (code, out) == (2, "") and message in err
+    refused(cli("gate", *arguments), message)
 
 
 def test_sides(starter: Path, tmp_path: Path) -> None:

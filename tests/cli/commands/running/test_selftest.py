@@ -124,6 +124,7 @@ def test_a_runner_that_fails_exits_4(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
         (("--seed", "-1"), "--seed: found -1"),
         (("--rescore", "nowhere"), "nowhere: found no case.json"),
         (("--rescore", "x", "--quick"), "--rescore: found --quick"),
+        (("--rescore", "x", "--repeat", "2"), "--rescore: found --quick"),
         (("--json", "/no/such/folder/x.json"), "--json: cannot write"),
     ],
 )
