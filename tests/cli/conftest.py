@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,6 +93,63 @@ def write_run(
     if finished:
         finalize(folder)
     return folder
+
+
+#: Requests of the runs in ``runs``, of which one fails; nanoseconds in a millisecond.
+N, MS = 40, 1_000_000
+
+
+def _written(folder: Path, *, finished: bool) -> Path:
+    traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, features={"tokens": np.arange(N)})
+    traffic.sessions[:] = ["s" if k % 2 else None for k in range(N)]
+    rows = np.zeros(N, dtype=REQUEST_DTYPE)
+    rows["index"], rows["arrival_ns"], rows["batch_id"] = np.arange(N), traffic.arrival_ns, np.arange(N)
+    for k, stage in enumerate(STAGES):
+        rows[f"{stage}_ns"] = 10_000 * (k + 1)
+    rows["compute_ns"][::9] += 5 * MS
+    rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
+    rows["status"][3] = 1
+    return write_run(
+        folder,
+        rows,
+        batches=batches_of(rows),
+        events=[
+            [10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}],
+            [30 * MS, 0, "error", 1, 3, 3, {"message": "bad", "stage": "compute"}],
+        ],
+        samples=[[20, "process.rss_bytes", 1.5], [90, "process.rss_bytes", 2]],
+        traffic=traffic,
+        finished=finished,
+        settings={"workers": 1},
+        objective={"percentile": 99.0},
+        overhead={"a_us": 1.0},
+        calibration={"minor_fault_ns": 500.0},
+    )
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A run that ended, and one that was killed; tests must not change them."""
+    base = tmp_path_factory.mktemp("runs")
+    return {finished: _written(base / str(finished), finished=finished) for finished in (True, False)}
+
+
+@pytest.fixture
+def runs(originals: dict[bool, Path], tmp_path: Path) -> dict[bool, Path]:
+    """Copies of both."""
+    return {finished: Path(shutil.copytree(path, tmp_path / path.name)) for finished, path in originals.items()}
+
+
+@pytest.fixture
+def run(runs: dict[bool, Path]) -> Path:
+    """A run that ended."""
+    return runs[True]
+
+
+@pytest.fixture
+def killed(runs: dict[bool, Path]) -> Path:
+    """A run that was killed."""
+    return runs[False]
 
 
 def refused(answer: tuple[int, str, str], *words: str) -> str:

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,12 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.diagnose import diagnose as attribute
-from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.stages import STAGES
-from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli, batches_of, refused, write_run
+from tests.cli.conftest import Cli, refused
 
-N, MS = 40, 1_000_000
 PARQUET = ("requests", "batches", "events", "samples", "traffic")
 #: By name, a value that takes a column's place, in all rows.
 VALUES: dict[str, Any] = {
@@ -40,52 +36,6 @@ VALUES: dict[str, Any] = {
     "zero": pa.scalar(0),
     "time": pa.scalar(1, pa.timestamp("s")),
 }
-
-
-def _write(folder: Path, *, finished: bool) -> Path:
-    traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, features={"tokens": np.arange(N)})
-    traffic.sessions[:] = ["s" if k % 2 else None for k in range(N)]
-    rows = np.zeros(N, dtype=REQUEST_DTYPE)
-    rows["index"], rows["arrival_ns"], rows["batch_id"] = np.arange(N), traffic.arrival_ns, np.arange(N)
-    for k, stage in enumerate(STAGES):
-        rows[f"{stage}_ns"] = 10_000 * (k + 1)
-    rows["compute_ns"][::9] += 5 * MS
-    rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-    rows["status"][3] = 1
-    return write_run(
-        folder,
-        rows,
-        batches=batches_of(rows),
-        events=[
-            [10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}],
-            [30 * MS, 0, "error", 1, 3, 3, {"message": "bad", "stage": "compute"}],
-        ],
-        samples=[[20, "process.rss_bytes", 1.5], [90, "process.rss_bytes", 2]],
-        traffic=traffic,
-        finished=finished,
-        settings={"workers": 1},
-        objective={"percentile": 99.0},
-        overhead={"a_us": 1.0},
-        calibration={"minor_fault_ns": 500.0},
-    )
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    base = tmp_path_factory.mktemp("runs")
-    return {finished: _write(base / str(finished), finished=finished) for finished in (True, False)}
-
-
-@pytest.fixture
-def run(originals: dict[bool, Path], tmp_path: Path) -> Path:
-    """A run that ended."""
-    return Path(shutil.copytree(originals[True], tmp_path / "run"))
-
-
-@pytest.fixture
-def killed(originals: dict[bool, Path], tmp_path: Path) -> Path:
-    """A run that was killed."""
-    return Path(shutil.copytree(originals[False], tmp_path / "killed"))
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +141,20 @@ def test_lines_that_latfix_did_not_write(killed: Path, cli: Cli, line: str) -> N
     refused(cli("report", killed), "samples.jsonl:2: found")
 
 
+METAS: list[tuple[str, Any]] = [
+    ("objective", 3),
+    ("objective", {"percentile": "x"}),
+    ("settings", None),
+    ("settings", {"batch_window_ms": "x"}),
+    ("scheduled", "many"),
+    ("machine", []),
+    ("overhead", "none"),
+    ("calibration", {"minor_fault_ns": None}),
+    ("workload", ["w"]),
+    ("probes", 3),
+    ("warmup", 3),
+    ("fixes", "gc.freeze"),
+]
 KEYS = ["calibration.minor_fault_ns", "overhead.a_us", "objective.percentile", "scheduled", "cores", "torch_threads"]
 STRANGE: list[Any] = [
     10**29,
@@ -207,14 +171,17 @@ STRANGE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", STRANGE, ids=range(len(STRANGE)))
-@pytest.mark.parametrize("key", KEYS)
-def test_numbers_of_a_run_file(run: Path, cli: Cli, key: str, value: Any) -> None:
-    document = json.loads((run / "run.json").read_text())
+CHANGES = [*product(METAS, [True, False]), *product(product(KEYS, STRANGE), [True])]
+
+
+@pytest.mark.parametrize(("change", "finished"), CHANGES, ids=range(len(CHANGES)))
+def test_values_of_a_run_file(runs: dict[bool, Path], cli: Cli, change: tuple[str, Any], finished: bool) -> None:
+    file, (key, value) = runs[finished] / "run.json", change
+    document = json.loads(file.read_text())
     table, _, name = key.rpartition(".")
     (document[table] if table else document)[name] = value
-    (run / "run.json").write_text(json.dumps(document))
-    _answered(cli("report", run, "--json", "-"))
+    file.write_text(json.dumps(document))
+    _answered(cli("report", file.parent, "--json", "-"))
 
 
 @pytest.mark.parametrize("depth", [100, 5000])

@@ -23,10 +23,9 @@ from latfix.profilers.service_log.recorder import flush
 from latfix.runners.optimize.journal import Journal
 from latfix.runners.selftest.faults.fault_log import LOG_FILE
 from latfix.runners.selftest.run_case import CASE_FILE, RECORD
-from tests.cli.conftest import Cli, WriteWorkload, batches_of, refused, serve_one_by_one, write_run
+from tests.cli.conftest import MS, Cli, WriteWorkload, batches_of, refused, serve_one_by_one, write_run
 from tests.conftest import Canary
 
-MS = 1_000_000
 PARQUET = ("requests", "batches", "events", "samples", "traffic")
 #: Modules that a program finds before its own where it looks into the folder that it is called in.
 MODULES = (
@@ -183,35 +182,24 @@ def test_no_command_executes_what_a_strangers_folder_holds(
     assert any("optimize/outputs.npz: found " in line and "pickles" in line for line in lines)
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows, _ = serve_one_by_one([5 * MS] * 40)
-    base = tmp_path_factory.mktemp("runs")
-    for name, finished in (("run", True), ("killed", False)):
-        write_run(base / name, rows, batches=batches_of(rows), finished=finished)
-    return base
-
-
 @pytest.mark.parametrize("command", ["report", "compare"])
 @pytest.mark.parametrize(
-    "file",
-    [*(f"run/{name}.parquet" for name in PARQUET), "run/run.json", "killed/run.json", "killed/traffic.parquet"],
+    ("finished", "file"),
+    [*((True, f"{name}.parquet") for name in PARQUET), *((each, "run.json") for each in (True, False))],
 )
 def test_a_pickle_in_the_place_of_a_file(
-    sound: Path, tmp_path: Path, cli: Cli, canary: Canary, command: str, file: str
+    runs: dict[bool, Path], cli: Cli, canary: Canary, command: str, finished: bool, file: str
 ) -> None:
-    shutil.copytree(sound, tmp_path / "runs")
-    (tmp_path / "runs" / file).write_bytes(canary.pickle)
-    folder = tmp_path / "runs" / Path(file).parent
-    refused(cli(command, *[folder] * (2 if command == "compare" else 1)), file)
+    folder = runs[finished]
+    (folder / file).write_bytes(canary.pickle)
+    refused(cli(command, *[folder] * (2 if command == "compare" else 1)), str(folder / file))
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "samples.jsonl", "requests.bin", "batches.bin"])
-def test_a_pickle_in_the_place_of_a_segment(sound: Path, tmp_path: Path, cli: Cli, canary: Canary, name: str) -> None:
+def test_a_pickle_in_the_place_of_a_segment(killed: Path, cli: Cli, canary: Canary, name: str) -> None:
     """Of lines and rows that are torn as much is read as is whole: none of it."""
-    shutil.copytree(sound / "killed", tmp_path / "run")
-    (tmp_path / "run" / "segments" / name).write_bytes(canary.pickle)
-    assert cli("report", tmp_path / "run", "--json", "-")[0] in (0, 2)
+    (killed / "segments" / name).write_bytes(canary.pickle)
+    assert cli("report", killed, "--json", "-")[0] in (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli, Reached, WriteWorkload, refused, serve_one_by_one, write_run
+from tests.cli.conftest import MS, Cli, Reached, WriteWorkload, refused, serve_one_by_one, write_run
+from tests.reports.conftest import in_one_line
 
-N, MS = 60, 1_000_000
+N = 60
 HOSTILE = "\x1b[31m<b>[red]\u202ex\n"
 
 
@@ -28,10 +29,6 @@ def _write(folder: Path, *, finished: bool = True, lost: int = 0) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return _write(tmp_path / "run")
-
-
-def in_one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def test_a_request_is_explained_before_the_diagnosis(run: Path, cli: Cli) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from latfix.history.store import History
+from latfix.reports.terminal.widgets import Portable, Sparkline, bars
 from tests.cli.conftest import Cli, refused
+from tests.reports.conftest import printed
 
 HOSTILE = "<script>|[red]x[/red]\x1b[31m`@all"
 
@@ -265,15 +267,6 @@ def test_a_history_without_runs(cli: Cli, file: Path, tmp_path: Path) -> None:
 
 
 def test_signs_stand_for_bars_where_there_is_no_unicode() -> None:
-    import io
-
-    from rich.console import Console
-
-    from latfix.reports.terminal.widgets import Portable, Sparkline, bars
-
     assert bars([1.0, None, 2.0, 3.0]) == "▁ ▅█"
     assert bars([]) == "" and bars([None]) == " " and bars([2.0, 2.0]) == "▅▅"
-    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=plain, width=20).print(Portable(Sparkline([1.0, 2.0, 3.0])))
-    plain.seek(0)
-    assert plain.read().strip() == "_=#"
+    assert printed(Portable(Sparkline([1.0, 2.0, 3.0])), encoding="ascii").strip() == "_=#"

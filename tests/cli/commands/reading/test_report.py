@@ -5,45 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.stages import STAGES
-from tests.cli.conftest import Cli, batches_of, refused, write_run
-
-N = 60
-
-
-def _write(folder: Path, *, finished: bool) -> Path:
-    rows = np.zeros(N, dtype=REQUEST_DTYPE)
-    rows["index"] = rows["batch_id"] = np.arange(N)
-    rows["arrival_ns"] = np.arange(N) * 10_000_000
-    for k, stage in enumerate(STAGES):
-        rows[f"{stage}_ns"] = 10_000 * (k + 1)
-    rows["compute_ns"] += np.random.default_rng(0).integers(0, 5_000_000, N)
-    rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-    batches = batches_of(rows)
-    batches["free_ns"][1:] = batches["finish_end_ns"][:-1]
-    events = [[10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}]]
-    samples = [[20, "process.rss_bytes", 1.5]]
-    return write_run(folder, rows, batches=batches, events=events, samples=samples, finished=finished)
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    base = tmp_path_factory.mktemp("runs")
-    return {finished: _write(base / str(finished), finished=finished) for finished in (True, False)}
-
-
-@pytest.fixture
-def runs(originals: dict[bool, Path], tmp_path: Path) -> dict[bool, Path]:
-    return {finished: Path(shutil.copytree(path, tmp_path / path.name)) for finished, path in originals.items()}
+from tests.cli.conftest import Cli, N, refused
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -52,7 +20,7 @@ def test_a_run_is_reported_whatever_its_state(runs: dict[bool, Path], cli: Cli, 
     assert code == 0, err
     document = json.loads(out)
     assert document["partial"] is not finished
-    assert document["requests"]["ok"] == N
+    assert document["requests"] == {"ok": N - 1, "error": 1, "timeout": 0, "shed": 0}
     assert (runs[finished] / "report.html").read_text().rstrip().endswith("</html>")
 
 
@@ -78,7 +46,7 @@ def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], cli: Cli, 
 def test_partial_and_whole_runs_compare(runs: dict[bool, Path], cli: Cli) -> None:
     code, out, err = cli("compare", runs[True], runs[False], "--json", "-")
     assert code == 0, err
-    assert json.loads(out)["after"]["requests"]["ok"] == N
+    assert json.loads(out)["after"]["requests"]["ok"] == N - 1
 
 
 WRONG = ["", "nothing", "a" * 5000, "file", "empty", "/proc", "/dev/null", "bad\nname"]
@@ -120,34 +88,6 @@ def test_missing_arguments(runs: dict[bool, Path], cli: Cli) -> None:
     refused(cli("compare", runs[True], runs[True], runs[True]))
 
 
-METAS: list[tuple[str, Any]] = [
-    ("objective", 3),
-    ("objective", {"percentile": "x"}),
-    ("settings", None),
-    ("settings", {"batch_window_ms": "x"}),
-    ("scheduled", "many"),
-    ("machine", []),
-    ("overhead", "none"),
-    ("calibration", {"minor_fault_ns": None}),
-    ("workload", ["w"]),
-    ("probes", 3),
-    ("warmup", 3),
-    ("fixes", "gc.freeze"),
-]
-
-
-@pytest.mark.parametrize(("key", "value"), METAS)
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_run_file_that_latfix_did_not_write(
-    key: str, value: Any, finished: bool, runs: dict[bool, Path], cli: Cli
-) -> None:
-    file = runs[finished] / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-    code, _, err = cli("report", runs[finished], "--json", "-")
-    assert code in (0, 2)
-    assert code == 0 or (err.startswith("latfix: ") and err.count("\n") == 1)
-
-
 @settings(max_examples=20)
 @given(data=st.data())
 def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli: Cli, data: st.DataObject) -> None:
@@ -169,14 +109,12 @@ def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli
             put = data.draw(st.binary(min_size=1, max_size=4))
             file.write_bytes(content[:position] + put + content[position + 1 :])
 
-    code, out, err = cli("report", folder, "--json", "-")
+    answer = cli("report", folder, "--json", "-")
 
-    assert "Traceback" not in err
-    if code == 0:
-        assert json.loads(out)["schema"] == "latfix.diagnosis/1"
+    if answer[0] == 0:
+        assert json.loads(answer[1])["schema"] == "latfix.diagnosis/1"
     else:
-        assert (code in (2, 4) and out.strip() in ("",)) or code == 4
-        assert err.startswith("latfix: ") and err.count("\n") == 1
+        refused(answer)
 
 
 def test_links_that_lead_in_a_circle(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:
