@@ -110,6 +110,14 @@ class SortedSample:
         return result
 
 
+def statistic(series: Floats, q: float | None) -> float:
+    """A quantile (0..1), or the mean if ``None``, of a series without its NaN; NaN if none remains."""
+    finite = series[~np.isnan(series)]
+    if not len(finite):
+        return math.nan
+    return float(finite.mean() if q is None else np.quantile(finite, q))
+
+
 def block_sums(each: Floats, block: int) -> Floats:
     """Sums over consecutive blocks; the last one may be shorter."""
     if not len(each):

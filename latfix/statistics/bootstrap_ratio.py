@@ -14,11 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Floats, Ints
-from latfix.statistics.block_bootstrap import SortedSample, block_counts, block_length, evidence, iter_block_starts
+from latfix.statistics.block_bootstrap import (
+    SortedSample,
+    block_counts,
+    block_length,
+    evidence,
+    iter_block_starts,
+    statistic,
+)
 from latfix.statistics.control_variate import fit_control
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import student_t
-from latfix.statistics.latency_summary import QUANTILES, influence, limit_of
+from latfix.statistics.latency_summary import QUANTILES, influence
 from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bounds, log_quotient, log_ratios
 
 #: Statistics that have a ratio with an interval. A maximum is a single request, which never becomes certain.
@@ -217,8 +224,8 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
     A block contributes its excess over the average to the mean, and the number of its requests beyond the limit to
     a percentile, each as new arm less base: what both arms share does not affect the ratio.
     """
-    base_limit = limit_of(key, np.concatenate([r.base for r in rounds]))
-    new_limit = limit_of(key, np.concatenate([r.new for r in rounds]))
+    base_limit = statistic(np.concatenate([r.base for r in rounds]), QUANTILES.get(key))
+    new_limit = statistic(np.concatenate([r.new for r in rounds]), QUANTILES.get(key))
     added: list[Floats] = []
     for r in rounds:
         base, new = influence(key, r.base, base_limit, r.block), influence(key, r.new, new_limit, r.block)

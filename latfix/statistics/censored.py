@@ -29,6 +29,7 @@ from latfix.lower_bound import AtLeast, in_order, in_unit
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import QUANTILES, percentile_ns, summarize_ms, summary_intervals_ms
+from latfix.statistics.percentiles import at_rank, quantile_of
 
 if TYPE_CHECKING:
     from latfix.run_record.chunked_record import RecordSource
@@ -103,9 +104,7 @@ class Outcomes:
         ok = self.waited_ns[counted][order][censored == 0]
         waited = np.sort(self.waited_ns)
         values = [
-            AtLeast(_interpolated(waited, (len(waited) - 1) * q / 100))
-            if math.isnan(rank)
-            else _interpolated(ok, rank)
+            AtLeast(quantile_of(waited, q / 100)) if math.isnan(rank) else at_rank(ok, rank)
             for q, rank in zip(wanted, ranks, strict=True)
         ]
         found = dict(zip(wanted, in_order(values), strict=True))
@@ -185,9 +184,3 @@ def answered_ranks(answered: Ints, censored: Ints, requests: int, percentiles: I
         rank = float(before[cell] + max(mass - reached[cell], 0.0) / each[cell])
         ranks.append(math.nan if later and rank > total - 1 + _TINY * requests else min(rank, total - 1))
     return ranks
-
-
-def _interpolated(ascending: Floats, rank: float) -> float:
-    low = min(math.floor(rank + _TINY), len(ascending) - 1)
-    high = min(low + 1, len(ascending) - 1)
-    return float(ascending[low] + (ascending[high] - ascending[low]) * max(rank - low, 0.0))

@@ -65,7 +65,7 @@ def look_level(rounds: int, most: int, *, last: bool = False, level: float = LEV
     return _levels(looks, tuple(shares), level)[-1]
 
 
-def prospect(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, level: float = LEVEL) -> float:
+def prospect(estimate: RatioEstimate, most: int, *, smallest: float = 0.05) -> float:
     """The chance that a comparison is decided at the last of ``most`` rounds, if its trend continues.
 
     From the distribution of the last ratio given the present one, with a flat prior.
@@ -74,7 +74,7 @@ def prospect(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, leve
     if left <= 0 or not (math.isfinite(estimate.value) and math.isfinite(estimate.spread)) or estimate.value <= 0:
         return 0.0
     center = math.log(estimate.value)
-    half = _half(estimate.spread, most, level)
+    half = _half(estimate.spread, most, LEVEL)
     deviation = max(estimate.spread * math.sqrt(left / estimate.rounds), 1e-12)
     ahead = NormalDist(center, deviation)
     called = ahead.cdf(-half) + 1.0 - ahead.cdf(half)
@@ -82,7 +82,7 @@ def prospect(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, leve
     return called + (ahead.cdf(room) - ahead.cdf(-room) if room > 0 else 0.0)
 
 
-def stop(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, level: float = LEVEL) -> Reason | None:
+def stop(estimate: RatioEstimate, most: int, *, smallest: float = 0.05) -> Reason | None:
     """Why a comparison ends here; ``None`` if another round is worth its time.
 
     :param estimate: with bounds at this look's level (:func:`look_level`).
@@ -91,7 +91,7 @@ def stop(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, level: f
         return "decided"
     if estimate.rounds >= most:
         return "budget"
-    if estimate.rounds >= FIRST_LOOK and prospect(estimate, most, smallest=smallest, level=level) < _PROSPECT:
+    if estimate.rounds >= FIRST_LOOK and prospect(estimate, most, smallest=smallest) < _PROSPECT:
         return "no prospect"
     return None
 

@@ -81,11 +81,12 @@ def percentile_grid(outcomes: Outcomes) -> dict[str, float]:
 
 
 def quantile_of(ascending: Floats, q: float) -> float:
-    """A quantile (0..1) of ascending values, the last of which may be infinite; infinite if it reaches those.
+    """A quantile (0..1) of ascending values, the last of which may be infinite; infinite if it reaches those."""
+    return at_rank(ascending, (len(ascending) - 1) * q)
 
-    Interpolated as in :mod:`latfix.statistics.latency_summary`.
-    """
-    rank = (len(ascending) - 1) * q
+
+def at_rank(ascending: Floats, rank: float) -> float:
+    """The value at a fractional rank from 0, interpolated as in :mod:`latfix.statistics.latency_summary`."""
     below = min(math.floor(rank + 1e-9), len(ascending) - 1)
     fraction = max(rank - below, 0.0)
     if fraction <= 1e-9 or below + 1 >= len(ascending):
@@ -105,7 +106,10 @@ def percentile_interval(series: Floats, values: Floats, block: int, q: float) ->
     :param series: ``(n,)`` in order of arrival, without NaN; infinite if a request was never answered.
     :param values: the same, ascending.
     :param q: the percentile as a fraction.
+    :returns: open at both ends for a single request.
     """
+    if len(series) == 1:
+        return (0.0, math.inf)
     share, limit = 1.0 - q, quantile_of(values, q)
     beyond = (series > limit if math.isfinite(limit) else np.isinf(series)).astype(np.float64)
     lo, hi = share_interval(share, *independent_draws(beyond, share, block))

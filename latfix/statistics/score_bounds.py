@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Floats
-from latfix.statistics.block_bootstrap import block_length
+from latfix.statistics.block_bootstrap import block_length, statistic
 from latfix.statistics.decision import Rule
 from latfix.statistics.distributions import normal_quantile, student_t
 
@@ -234,13 +234,8 @@ def log_ratios(base: Sequence[Floats], new: Sequence[Floats], q: float | None) -
 
 
 def _log_ratio(base: Floats, new: Floats, q: float | None) -> float:
-    values = []
-    for series in (base, new):
-        finite = series[~np.isnan(series)]
-        if not len(finite):
-            return math.nan
-        values.append(float(finite.mean() if q is None else np.quantile(finite, q)))
-    return math.log(values[1]) - math.log(values[0]) if min(values) > 0 else math.nan
+    before, after = statistic(base, q), statistic(new, q)
+    return math.log(after) - math.log(before) if before > 0 and after > 0 else math.nan
 
 
 def _scores(base: Floats, new: Floats, q: float | None) -> tuple[Floats, Floats]:
