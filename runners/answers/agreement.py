@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Difference:
     :param agreements: ``(n,)``, of the answers that did not fail in the first list.
     :param deviation: the largest distance of any answer; ``None`` if there are no numbers to compare.
     :param broken: number of answers that failed only in the second list, or have NaN or infinity in place of numbers.
-    :param same: all differ by no more than the original's own answers do.
+    :param same: all differ by no more than the original's own answers do; false if nothing was compared.
     """
 
     agreements: Floats
@@ -170,34 +170,34 @@ def compare(yardstick: Yardstick, expected: Answer, got: Answer | None) -> Compa
         return Compared(agreement=0.0, broken=True)
     if [output.name for output in expected] != [output.name for output in got]:
         return Compared(agreement=0.0)
-    found: dict[str, Apart] = {}
+    parts: dict[str, list[Apart]] = {}
     for wanted, given in zip(expected, got, strict=True):
         measure = yardstick.measure(wanted.name, wanted.values)
         own = _cut(given.values, wanted.values.shape, yardstick.follows.get(wanted.name, ()))
-        here = apart(measure, wanted.values, own)
-        found[wanted.name] = _worse(found[wanted.name], here) if wanted.name in found else here
-    if not found:
+        parts.setdefault(wanted.name, []).append(apart(measure, wanted.values, own))
+    if not parts:
         return Compared(agreement=1.0, same=True)
+    found = {name: _worst(each) for name, each in parts.items()}
+    whole = _worst(found.values())
     # Among outputs with equal agreement, report the one with the largest distance.
     name = min(found, key=lambda each: (found[each].agreement, -(found[each].distance or 0.0)))
-    known = [each.distance for each in found.values() if each.distance is not None]
     return Compared(
-        agreement=found[name].agreement,
-        distance=max(known, default=None),
+        agreement=whole.agreement,
+        distance=whole.distance,
         output=name,
-        broken=any(each.broken for each in found.values()),
-        same=all(each.same for each in found.values()),
+        broken=whole.broken,
+        same=whole.same,
         apart=found,
     )
 
 
-def _worse(one: Apart, other: Apart) -> Apart:
-    far = [each.distance for each in (one, other) if each.distance is not None]
+def _worst(parts: Collection[Apart]) -> Apart:
+    """The least agreement and the largest distance of several outputs."""
     return Apart(
-        min(one.agreement, other.agreement),
-        max(far, default=None),
-        one.broken or other.broken,
-        one.same and other.same,
+        min(each.agreement for each in parts),
+        max((each.distance for each in parts if each.distance is not None), default=None),
+        any(each.broken for each in parts),
+        all(each.same for each in parts),
     )
 
 
@@ -219,5 +219,5 @@ def difference(yardstick: Yardstick, first: Answers, second: Answers) -> Differe
         agreements=np.array([each.agreement for each in judged], dtype=np.float64),
         deviation=max(known, default=None),
         broken=sum(each.broken for each in judged),
-        same=all(each.same for each in judged),
+        same=bool(judged) and all(each.same for each in judged),
     )

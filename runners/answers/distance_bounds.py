@@ -92,7 +92,8 @@ class Measure:
 
 def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
     """The measure of an output, from answers of the original."""
-    floats = [_finite(array) for array in values if array.dtype.kind in "fiub" and array.size]
+    numbers = [array for array in values if array.dtype.kind in "fiub" and array.size]
+    floats = [_finite(array) for array in numbers]
     if not floats or kind == "ids":
         return Measure(kind=kind)
     if kind == "images":
@@ -100,7 +101,7 @@ def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
         return Measure(kind=kind, scale=float(high - low) or 1.0)
     if kind in ("scores", "steps"):
         spreads = [float(each.std(-1).mean()) for each in floats if each.ndim]
-        return Measure(kind=kind, scale=float(np.median(spreads or [1.0])) or 1.0, form=_form(values))
+        return Measure(kind=kind, scale=float(np.median(spreads or [1.0])) or 1.0, form=_form(numbers))
     if kind == "vectors":
         norms = np.concatenate([np.linalg.norm(_rows(each, each), axis=-1) for each in floats])
         return Measure(kind=kind, scale=float(np.median(norms)) or 1.0)
@@ -110,10 +111,12 @@ def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
 
 def apart(measure: Measure, a: Array, b: Array) -> Apart:
     """How ``b`` differs from the reference ``a``."""
-    if "f" not in (a.dtype.kind, b.dtype.kind) and measure.kind != "images":
+    types = {a.dtype.kind, b.dtype.kind}
+    if "f" not in types and (measure.kind in ("ids", "steps") or not types <= set("iub")):
         return _labels_apart(measure.kind, a, b)
-    if "f" in (a.dtype.kind, b.dtype.kind) and not {a.dtype.kind, b.dtype.kind} <= set("fiub"):
+    if not types <= set("fiub"):
         return Apart(0.0, None)
+    a, b = a.astype(np.float64), b.astype(np.float64)
     broken = a.shape == b.shape and bool((np.isfinite(a) & ~np.isfinite(b)).any())
     if broken or (a.shape == b.shape and bool((np.isnan(a) & ~np.isnan(b)).any())):
         return Apart(0.0, None, broken)
@@ -126,7 +129,13 @@ def apart(measure: Measure, a: Array, b: Array) -> Apart:
         return Apart(0.0, None)
     if not a.size:
         return Apart(1.0, 0.0, same=True)
-    agrees, distance = _DISTANCES[measure.kind](measure, a.astype(np.float64), b.astype(np.float64))
+    if measure.kind != "numbers" and not (measure.kind in ("scores", "steps") and measure.form == "logits"):
+        # Pixels without a depth are NaN, for example. Numbers are compared one by one, and logits may be masked.
+        gone = ~np.isfinite(a)
+        if (gone & (a != b) & ~(np.isnan(a) & np.isnan(b))).any():
+            return Apart(0.0, None)
+        a, b = np.where(gone, 0.0, a), np.where(gone, 0.0, b)
+    agrees, distance = _DISTANCES[measure.kind](measure, a, b)
     same = distance <= measure.noise
     agrees = same | (agrees & (distance <= measure.bound))
     return Apart(float(agrees.mean()), float(distance.max()), same=bool(same.all()))
@@ -190,7 +199,7 @@ def _scores(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
     """By row: True if the same entry is the largest, and the distance of the distributions."""
     if a.ndim == 0 or a.shape[-1] == 1:  # a binary decision
         one = np.atleast_1d(a), np.atleast_1d(b)
-        p, q = one if measure.form != "logits" else (1 / (1 + np.exp(-one[0])), 1 / (1 + np.exp(-one[1])))
+        p, q = one if measure.form != "logits" else (0.5 + 0.5 * np.tanh(each / 2) for each in one)
         return (p >= 0.5)[..., 0] == (q >= 0.5)[..., 0], np.abs(p - q)[..., 0]
     same = _filled(a).argmax(-1) == _filled(b).argmax(-1)
     if measure.form == "distributions":

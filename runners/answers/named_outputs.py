@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+#: The part of a default ``repr`` that differs between two objects with the same content.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Output(NamedTuple):
@@ -31,7 +34,8 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
     """An answer as arrays of its tensors, numbers and texts.
 
     A list of numbers, or of texts, is one output; the items of other lists share one name. For complex numbers the
-    real parts come first, then the imaginary ones.
+    real parts come first, then the imaginary ones. An object of another type is its attributes, or its ``repr`` if it
+    has one of its own; a set is in the order of its items' ``repr``.
 
     :param names: names of the outputs in order, if a model file has them.
     """
@@ -41,20 +45,48 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
     return list(_walked(answer, names[0] if alone else ""))
 
 
-def _walked(value: Any, name: str) -> list[Output]:
-    if not isinstance(value, dict | type) and dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+def _walked(value: Any, name: str, inside: tuple[int, ...] = ()) -> list[Output]:
+    """The outputs in a value; ``inside`` are the objects that hold it, which may refer to themselves."""
+    if (fields := _attributes(value)) is not None and id(value) not in inside:
+        value, inside = fields, (*inside, id(value))
+    elif isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
     if isinstance(value, dict):
-        return [output for key in sorted(value, key=str) for output in _walked(value[key], _under(name, str(key)))]
-    if isinstance(value, tuple | list) and not _is_row(value):
-        places = ["*"] * len(value) if isinstance(value, list) else [str(k) for k in range(len(value))]
-        return [output for k, item in zip(places, value, strict=True) for output in _walked(item, _under(name, k))]
+        parts = [(str(key), value[key]) for key in sorted(value, key=str)]
+    elif isinstance(value, tuple | list) and not _is_row(value):
+        parts = [("*" if isinstance(value, list) else str(k), item) for k, item in enumerate(value)]
+    else:
+        return [Output(name, _array_of(value))]
+    return [output for key, item in parts for output in _walked(item, f"{name}.{key}" if name else key, inside)]
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The content of an object whose ``repr`` is not known to show all of it; ``None`` for any other value."""
+    if isinstance(value, dict | type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    kind: Any = type(value)
+    return getattr(value, "__dict__", None) or None if kind.__repr__ is object.__repr__ else None
+
+
+def _array_of(value: Any) -> Array:
     if hasattr(value, "detach"):
-        tensor = value.detach().cpu().resolve_conj().resolve_neg()
-        value = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        value = _dense(value.detach().cpu().resolve_conj().resolve_neg())
+    elif not isinstance(value, type) and (hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
+        value = np.asarray(value)  # also an image of Pillow, or a column of pandas
     if isinstance(value, bool | int | float | complex | str | np.generic | np.ndarray | tuple | list):
-        return [Output(name, _elements(np.asarray(value)))]
-    return [Output(name, np.asarray(repr(value)))]
+        return _elements(np.asarray(value))
+    return np.asarray(_ADDRESS.sub("", repr(value)))
+
+
+def _dense(tensor: Any) -> Array:
+    """A tensor on the host of any layout; NumPy has no quantized numbers, and no floats of 16 bits in all formats."""
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    tensor = tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()
+    narrow = tensor.is_floating_point() and tensor.element_size() < 4
+    return np.asarray((tensor.float() if narrow else tensor).numpy())
 
 
 def _elements(values: Array) -> Array:
@@ -64,10 +96,6 @@ def _elements(values: Array) -> Array:
     if not values.dtype.hasobject:
         return values
     return np.array([str(each) for each in values.ravel()], dtype=np.str_).reshape(values.shape)
-
-
-def _under(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
 
 
 def _is_row(items: Sequence[Any]) -> bool:

@@ -99,7 +99,7 @@ def _by_shape(values: Sequence[Array], rows: Sequence[Array]) -> tuple[Kind, str
     dimensions = max(array.ndim for array in rows)
     if dimensions > 2:
         return "vectors", first
-    if dimensions == 2 and rows[0].shape[-1] == 4:
+    if dimensions == 2 and rows[0].shape[-1:] == (4,):
         return "numbers", f"{first}, that of boxes"
     found = _classes(rows)
     return found, "rows of any length" if found == "numbers" else first

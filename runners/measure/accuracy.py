@@ -18,10 +18,11 @@ from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
 from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.measure.accuracy_guard import Loss, judge, paired_loss, share_loss
+from latfix.runners.measure.accuracy_guard import judge, paired_loss, share_loss
 from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, compare_own
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
+from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import wilson_interval
 from latfix.traffic.schedule import Traffic
 
@@ -334,7 +335,7 @@ def _compared_scores(service: Service, new: _Evaluated, reference: Reference | N
     return Accuracy(**fields)
 
 
-def _loss(service: Service, new: _Evaluated, reference: Reference) -> Loss | None:
+def _loss(service: Service, new: _Evaluated, reference: Reference) -> Interval | None:
     """The loss with its interval; ``None`` if the score does not depend on the answers alone."""
 
     def score_of(answers: list[Any]) -> float:

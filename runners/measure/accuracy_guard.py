@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from time import perf_counter
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.formatting import count
+from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import student_t
 
 #: A fix is also rejected if a loss of this many times the limit cannot be excluded.
@@ -19,15 +19,6 @@ _EXCLUDED = 2.0
 _ROUNDING = 1e-9
 _Z = 1.96
 _LEAST_GROUPS, _MOST_GROUPS = 8, 64
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A loss of the score with its 95 % interval; below 0 for a gain."""
-
-    value: float
-    lo: float
-    hi: float
 
 
 def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[bool | None, str]:
@@ -46,12 +37,14 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
     highest = scored.get("loss_hi")
     interval = "" if highest is None else f"; loss {loss:.3g} [{float(scored['loss_lo']):.3g}, {float(highest):.3g}]"
     figures = f"accuracy {original:.4g} -> {score:.4g}, limit {original - max_drop:.4g}{interval}{_apart(scored)}"
+    if scored.get("broken"):
+        return False, f"{count(scored['broken'])} answers failed or became NaN or infinite: {figures}"
     if loss > max_drop + _ROUNDING:
         return False, figures
-    if scored.get("broken"):
-        return False, f"{scored['broken']} answers failed or became NaN or infinite: {figures}"
     if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not scored.get("same"):
         samples, excluded = scored.get("samples", 0), _EXCLUDED * max_drop
+        if not samples:
+            return None, "no answer could be compared: the original answered none of the sampled requests alone"
         return None, f"{count(samples)} requests are too few to exclude a loss of {excluded:.3g}: {figures}"
     return True, figures
 
@@ -67,8 +60,8 @@ def _apart(scored: Mapping[str, Any]) -> str:
     return f"; {', '.join(parts)}" if parts else ""
 
 
-def share_loss(losses: Sequence[float] | Any) -> Loss:
-    """Mean loss of single answers, with an interval.
+def share_loss(losses: Sequence[float] | Any) -> Interval:
+    """Mean loss of single answers, with an interval; below 0 for a gain.
 
     Student's t of the losses, combined with what a sample of this size may miss altogether: if none of n answers lost
     anything, the upper end is that of Wilson's interval for none of n, 3.84 / (n + 3.84).
@@ -78,16 +71,16 @@ def share_loss(losses: Sequence[float] | Any) -> Loss:
     each = np.asarray(losses, dtype=np.float64)
     n = len(each)
     if n < 2:
-        return Loss(float(each.sum()), -1.0, 1.0)
+        return Interval(value=float(each.sum()), lo=-1.0, hi=1.0)
     value = float(each.mean())
     missed = _Z**2 / (n + _Z**2)
     half = sqrt((student_t(0.95, n - 1) * float(each.std(ddof=1))) ** 2 / n + missed**2)
-    return Loss(value, value - half, value + half)
+    return Interval(value=value, lo=max(value - half, -1.0), hi=min(value + half, 1.0))
 
 
 def paired_loss(
     score_of: Callable[[list[Any]], float], original: Sequence[Any], new: Sequence[Any], *, seconds: float = 2.0
-) -> Loss | None:
+) -> Interval | None:
     """The loss of any score from ``original`` to ``new`` answers, with an interval.
 
     A group of requests adds to the loss what the score gains if their answers are the original's and all others stay
@@ -116,4 +109,4 @@ def paired_loss(
     one = float(seen.min()) if len(seen) else max(abs(before), 1.0 if 0 <= before <= 1 else 0.0) / n
     variance = groups / (groups - 1) * float(((added - added.mean()) ** 2).sum()) + 2 * one**2
     half = student_t(0.95, groups - 1) * sqrt(variance)
-    return Loss(value, value - half, value + half)
+    return Interval(value=value, lo=value - half, hi=value + half)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,33 @@ class _Found:
 
     boxes: torch.Tensor
     label: str = "cat"
+
+
+class _Plain:
+    """Its ``repr`` is its address, and it refers to itself."""
+
+    def __init__(self, score: float) -> None:
+        self.score, self.whole = score, self
+
+
+class _Picture:
+    """As Pillow's images are."""
+
+    def __init__(self, pixel: int) -> None:
+        self.pixels = np.full((20, 20, 3), pixel, np.uint8)
+
+    def __repr__(self) -> str:
+        return f"<Picture at {id(self):#x}>"
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self.pixels.__array_interface__
+
+
+def _quantized(*values: float) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a later torch has none
+        return torch.quantize_per_tensor(torch.tensor(values), 0.1, 0, torch.qint8)
 
 
 _MANY = torch.arange(1.0, 4001.0)
@@ -59,6 +87,18 @@ def _agree(a: Any, b: Any) -> float:
         (_Found(_MANY), _Found(torch.where(_MANY == 2000, 3000.0, _MANY)), False),
         (torch.tensor([[[1 + 2j, 3 - 1j]]]), torch.tensor([[[1 + 2.001j, 3 - 1j]]]), True),
         (torch.tensor([[[1 + 2j, 3 - 1j]]]), torch.tensor([[[2 + 1j, 3 - 1j]]]), False),
+        (_Plain(1.0), _Plain(1.01), True),
+        (_Plain(1.0), _Plain(2.0), False),
+        (_Picture(200), _Picture(200), True),
+        (_Picture(200), _Picture(100), False),
+        ((n for n in "a"), (n for n in "a"), True),
+        ({"a", "b"}, {"b", "a"}, True),
+        ({"a", "b"}, {"a", "c"}, False),
+        (torch.diag(torch.tensor([1.0, 5.0])).to_sparse(), torch.diag(torch.tensor([1.0, 5.0])), True),
+        (torch.diag(torch.tensor([1.0, 5.0])).to_sparse(), torch.diag(torch.tensor([5.0, 1.0])).to_sparse(), False),
+        (_quantized(1.0, 5.0), _quantized(1.0, 5.1), True),
+        (_quantized(1.0, 5.0), _quantized(5.0, 1.0), False),
+        (torch.tensor([1e60], dtype=torch.float64), torch.tensor([2e60], dtype=torch.float64), False),
     ],
 )
 def test_agreement(a: Any, b: Any, same: bool) -> None:
@@ -113,6 +153,12 @@ def test_answers_that_failed_or_broke_are_counted() -> None:
         found = difference(yardstick_of(first, {}), first, [first[0], answer, first[1]])
         assert found.agreements.tolist() == [1.0, 0.0], "a request that the original fails does not count"
         assert (found.broken, found.same) == (1, False)
+
+
+def test_nothing_compared_is_not_the_same() -> None:
+    """A model that fails on each request alone, as batch norm does in training mode, proves nothing about a fix."""
+    found = difference(yardstick_of([None], {}), [None], [outputs_of(1)])
+    assert (found.agreement, found.same) == (0.0, False)
 
 
 def test_dimensions_that_follow_an_input_are_found_by_two_lengths() -> None:

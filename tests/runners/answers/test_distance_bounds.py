@@ -73,6 +73,37 @@ def test_missing_values_do_not_agree(kind: Kind) -> None:
         assert _judged(kind, output, lost) == Apart(0.0, None, broken=True)
 
 
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_an_output_with_missing_values_is_itself(kind: Kind) -> None:
+    """Such as a depth map that is NaN where nothing was measured, or the mean of no tokens."""
+    output = _drawn("numbers" if kind == "ids" else kind)
+    output.flat[0], output.flat[1] = np.nan, np.inf
+    own = _judged(kind, output, output.copy())
+    assert own.agreement == 1.0 and own.same
+    other = output.copy()
+    other.flat[1] = -np.inf
+    assert kind in ("scores", "steps", "numbers") or _judged(kind, output, other).agreement == 0.0
+
+
+def test_shares_with_missing_rows_are_themselves() -> None:
+    shares = np.array([[0.2, 0.8], [np.nan, np.nan]])
+    assert apart(Measure(kind="steps", form="distributions"), shares, shares.copy()).same
+
+
+def test_a_declared_kind_holds_for_whole_numbers() -> None:
+    counts = np.array([200, 100], dtype=np.uint8)
+    assert _judged("numbers", counts, counts + np.uint8(1)).agreement == 1.0
+    assert _judged("numbers", counts, counts[::-1].copy()).agreement == 0.0
+    assert _judged("numbers", counts, counts[:1]).agreement == 0.5
+    assert _judged("scores", counts, counts + np.uint8(1)).agreement == 1.0
+    assert _judged("ids", counts, counts + np.uint8(1)).agreement == 0.0
+    assert measure_of("scores", [np.array("None"), counts]).scale > 1, "an output that some answers lack"
+
+
+def test_a_sure_binary_decision_raises_no_warning() -> None:
+    assert _judged("scores", np.array([-1e4]), np.array([1e4])).agreement == 0.0
+
+
 def test_scores_agree_by_their_largest_entry_and_their_distribution() -> None:
     first = np.array([4.0, 1.0, 0.0])
     assert _judged("scores", first, np.array([4.2, 1.1, 0.1])).agreement == 1.0

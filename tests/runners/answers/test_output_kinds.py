@@ -33,6 +33,7 @@ def _unit(*shape: int) -> Any:
         ("embedding", _RNG.normal(size=64), _RNG.normal(size=64), "vectors"),
         ("a.last_hidden_state", _RNG.normal(size=(7, 64)), _RNG.normal(size=(9, 64)), "vectors"),
         ("", _RNG.normal(size=(6, 4)), _RNG.normal(size=(6, 4)), "numbers"),
+        ("", np.array(0.5), _RNG.normal(size=(5, 4)), "steps"),
         ("boxes", _RNG.normal(size=(6, 5)), _RNG.normal(size=(3, 5)), "numbers"),
         ("", np.array(0.3), np.array(2.0), "numbers"),
         ("", np.array([0.3]), np.array([2.0]), "numbers"),

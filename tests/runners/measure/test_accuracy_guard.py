@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.runners.measure.accuracy_guard import judge, paired_loss
+from latfix.runners.measure.accuracy_guard import judge, paired_loss, share_loss
 
 
 def scored(score: float, **more: Any) -> dict[str, Any]:
@@ -48,6 +48,16 @@ def test_no_loss_at_all_is_judged_by_the_estimate() -> None:
     assert not judge(scored(0.8999, loss=0.0001, loss_lo=-0.01, loss_hi=0.01), 0.9, 0.0)[0]
 
 
+def test_answers_that_failed_are_the_reason_before_the_loss_that_they_are() -> None:
+    allowed, said = judge(scored(0.0, broken=400, loss=1.0, loss_lo=0.99, loss_hi=1.0), 1.0, 0.01)
+    assert allowed is False and said.startswith("400 answers failed or became NaN or infinite: accuracy 1 -> 0")
+
+
+def test_answers_that_could_not_be_compared_decide_nothing() -> None:
+    allowed, said = judge(scored(0.0, samples=0, loss=0.0, loss_lo=-1.0, loss_hi=1.0), 1.0, 0.01)
+    assert allowed is None and said.startswith("no answer could be compared")
+
+
 def test_the_figures_are_shown() -> None:
     measured = scored(0.88, loss=0.02, loss_lo=0.01, loss_hi=0.03, agreement=0.97)
     _, said = judge(measured, 0.90, 0.01)
@@ -59,6 +69,14 @@ def test_with_a_score_of_its_own_agreement_is_not_shown(deviation: float | None,
     """Rankings of hundreds: "0.0% agree" next to an equal score would only alarm."""
     _, said = judge(scored(0.90, kind="evaluate", agreement=0.0, deviation=deviation), 0.90, 0.01)
     assert ("of the answers" in said) is shown and ("deviation" in said) is not shown
+
+
+@pytest.mark.parametrize(
+    ("lost", "ends"), [([1.0] * 40, (0.91, 1.0)), ([-1.0] * 40, (-1.0, -0.91)), ([1.0], (-1, 1))]
+)
+def test_a_share_of_answers_is_lost_at_most_whole(lost: list[float], ends: tuple[float, float]) -> None:
+    found = share_loss(lost)
+    assert (found.lo, found.hi) == pytest.approx(ends, abs=0.01) and max(abs(found.lo), abs(found.hi)) == 1.0
 
 
 def mean(answers: list[Any]) -> float:
