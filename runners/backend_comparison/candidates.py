@@ -17,9 +17,9 @@ from latfix.config.tensorrt_requirements import driver_missing
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
 from latfix.runners.backends.onnx_export import Exported, dynamic_of, example_of, export, sizes_of
-from latfix.runners.backends.replaced_model import FlatModel, export_program
+from latfix.runners.backends.replaced_model import FlatModel, call_on_copy, export_program
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 from latfix.runners.model_files.file_module import FileModule
 from latfix.runners.model_files.file_workload import FileWorkload
@@ -151,7 +151,7 @@ class Converter:
         :raises LatfixError: the backend is not installed, or an exporter failed; with its reason.
         """
         with torch.no_grad():
-            outputs = flatten(call_model(self._model, self._example))[1]
+            outputs = flatten(call_on_copy(self._model, self._example))[1]
             if backend == exported.BACKEND:
                 file, inputs, seconds = self._save("model.pt2", self._save_exported)
             elif backend == torchscript.BACKEND:

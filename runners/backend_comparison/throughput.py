@@ -20,10 +20,11 @@ from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.answers.own_variation import OwnAnswers, own_variation
 from latfix.runners.backend_comparison.candidates import Candidate
+from latfix.runners.backends.replaced_model import call_on_copy, on_copy
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output
 from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.statistics.decision import Interval
-from latfix.statistics.distributions import student_t
+from latfix.statistics.score_bounds import between
 
 #: Minimum number of rounds for an interval.
 _FEWEST_ROUNDS = 5
@@ -154,11 +155,11 @@ def _compare(
 
 def _answers(model: Any, work: Work) -> list[Any]:
     """Answers to all requests alone, then to all in batches; a batch must return an answer to each request."""
-    alone = [split_output(call_model(model, single), 1)[0] for single in work.singles]
+    alone = [split_output(call_on_copy(model, single), 1)[0] for single in work.singles]
     batched = [
         output
         for batch, size in zip(work.batches, work.sizes, strict=True)
-        for output in split_output(call_model(model, batch), size)
+        for output in split_output(call_on_copy(model, batch), size)
     ]
     return alone + batched
 
@@ -180,6 +181,7 @@ def _time_all(
 
 
 def _timed(model: Any, inputs: Sequence[Any]) -> int:
+    inputs = [on_copy(value) for value in inputs]
     start = time.perf_counter_ns()
     for value in inputs:
         call_model(model, value)
@@ -213,5 +215,5 @@ def _interval(value: float, logs: Any) -> Interval:
     """The value with its 95 % interval: Student's t on the logarithm, over groups of rounds."""
     if not len(logs):
         return Interval(value=value, lo=-math.inf, hi=math.inf)
-    half = float(student_t(0.95, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half = between(logs, 0.05)[1]
     return Interval(value=value, lo=value * math.exp(-half), hi=value * math.exp(half))

@@ -14,10 +14,10 @@ from latfix.errors import RunnerError
 from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
-from latfix.runners.backends.replaced_model import ReplacedModel
+from latfix.runners.backends.replaced_model import ReplacedModel, call_on_copy
 from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import RunnerSettings
 
@@ -91,7 +91,7 @@ def _convert(
     threads = settings.intra_op_threads or torch.get_num_threads()
     try:
         with torch.no_grad():
-            expected = [flatten(call_model(model, batch)) for batch in batches]
+            expected = [flatten(call_on_copy(model, batch)) for batch in batches]
         graph = load_graph(exported, threads, settings)
         converted = _replacement(model, exported, tally.counting(graph.run), batches[0], expected[0][1])
         deviation = largest_deviation([tensors for tensors, _ in expected], converted, batches)
@@ -119,7 +119,7 @@ def _convert(
 def largest_deviation(expected: Sequence[Sequence[torch.Tensor]], model: Any, batches: Sequence[Any]) -> float:
     """The largest deviation of a model's answers over all batches, as a share of the largest number."""
     return max(
-        deviation_of(tensors, flatten(call_model(model, batch))[0])
+        deviation_of(tensors, flatten(call_on_copy(model, batch))[0])
         for tensors, batch in zip(expected, batches, strict=True)
     )
 

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfix.errors import RunnerError
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
-from latfix.runners.calls.tensor_tree import move, tensors_of
+from latfix.runners.answers.named_outputs import outputs_of
+from latfix.runners.backends.replaced_model import call_on_copy
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.tensor_tree import move
 from latfix.runners.measure.accuracy import Accuracy, evaluate, sample_requests
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.model_transforms.layer_times import layer_times
@@ -101,7 +103,6 @@ def measure(
     precision: Precision,
     max_drop: float,
     budget_s: float,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Sensitivity:
     """Find the layers that must keep their precision for the accuracy to stay within ``max_drop``.
 
@@ -111,7 +112,7 @@ def measure(
     :param budget_s: about how long it may take; the measurements until then decide.
     :raises RunnerError: the workload itself fails.
     """
-    started = clock()
+    until = time.monotonic() + budget_s
     neutral = {"precision": "default", "compile": "off", "backend": "torch", "attention": "default"}
     plain = settings.with_overrides({**neutral, "memory_format": "default", "warmup_shapes": 0})
     found = Sensitivity(precision=precision)
@@ -121,8 +122,8 @@ def measure(
         def measure_layers() -> None:
             with _loaded(folder, entry, plain) as service:
                 found.score = evaluate(service, traffic, None, save=reference, spare=True).score
-                layers_until = clock() + _LAYERS_SHARE * (started + budget_s - clock())
-                found.layers = _layers(service, traffic, plain, precision, lambda: layers_until - clock())
+                layers_until = until - (1.0 - _LAYERS_SHARE) * (until - time.monotonic())
+                found.layers = _layers(service, traffic, plain, precision, lambda: layers_until - time.monotonic())
 
         measure_layers()  # a function of its own, so that no reference keeps the service alive
 
@@ -131,7 +132,7 @@ def measure(
             with _loaded(folder, entry, plain.with_overrides(change)) as changed:
                 return evaluate(changed, traffic, reference, max_drop=max_drop, spare=True)
 
-        _choose(found, accuracy_of, max_drop, lambda: started + budget_s - clock())
+        _choose(found, accuracy_of, max_drop, lambda: until - time.monotonic())
     return found
 
 
@@ -186,12 +187,12 @@ def _outstanding(layers: Sequence[Layer]) -> int:
     return 1 + int(np.searchsorted(np.cumsum(squares), _NEARLY_ALL * squares.sum()))
 
 
-def _fewest(most: int, allowed: Callable[[int], bool], in_time: Callable[[], bool], *, first: int = 0) -> int | None:
+def _fewest(most: int, allowed: Callable[[int], bool], in_time: Callable[[], bool], *, first: int) -> int | None:
     """The smallest allowed count below ``most``, by bisection; ``None`` if none was found in time.
 
     Layers are ordered by price, so keeping more of them is assumed not to be worse. The returned count was tested.
 
-    :param first: where bisection begins; in the middle by default.
+    :param first: where bisection begins; 0 for the middle.
     """
     if allowed(0):
         return 0
@@ -302,10 +303,9 @@ def _batches(service: Service, traffic: Traffic) -> list[Any]:
 
 def _answer(model: Any, batch: Any) -> list[Any]:
     try:
-        tensors = tensors_of(call_model(model, batch))
+        return [output.values for output in outputs_of(call_on_copy(model, batch))]
     except USER_ERRORS as error:
         raise RunnerError(f"the model raised {describe(error)} while its layers were measured") from error
-    return [(tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().numpy() for tensor in tensors]
 
 
 def _change(exact: Sequence[Sequence[Any]], changed: Sequence[Sequence[Any]]) -> float:

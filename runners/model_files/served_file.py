@@ -9,10 +9,9 @@ from typing import Any, TypeGuard
 import torch
 
 from latfix.runners.backends.converted_model import Conversion, largest_deviation, other_answers, too_far
-from latfix.runners.backends.replaced_model import raised_as
+from latfix.runners.backends.replaced_model import call_on_copy, raised_as
 from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.model_call import call_model
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.runners.model_files.file_module import FileModule
 from latfix.runners.model_files.formats.onnx import GraphModule, load_graph
@@ -47,7 +46,7 @@ def serve_file(
         with raised_as(f"{own.file}: {backend} does not run the file"), torch.no_grad():
             other = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
             served = FileModule(other, model.layout, model.output_names, model.output_axes)
-            expected = [flatten(call_model(model, batch))[0] for batch in batches]
+            expected = [flatten(call_on_copy(model, batch))[0] for batch in batches]
             deviation = largest_deviation(expected, served, batches)
     if too_far(deviation, settings):
         raise other_answers(f"{own.file}: {backend}", deviation, len(batches))

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from latfix.runners.calls.model_call import call_model
+from latfix.runners.backends.replaced_model import call_on_copy
 from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.model_transforms.precision import activation_dtype, cast_floats, in_precision, quantizable
 from latfix.settings import Precision
 
 #: Turns of each layer, fewer if time runs out. A single turn, which has cold caches, is enough only if it is slow.
 _TURNS, _SLOW_S = 8, 0.5
+#: Time for the turns of all precisions that are compared.
+_SECONDS = 1.0
 #: The precisions whose matrix products are compared.
 LINEAR_PRECISIONS: tuple[Precision, ...] = ("bf16", "int8_dynamic", "int8_weight_only")
 
@@ -57,7 +59,7 @@ def layer_times(
     return {name: tuple(times) for name, times in found.items()}
 
 
-def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
+def linear_ms(model: Any, batch: Any) -> dict[str, float]:
     """Milliseconds of all linear layers in one forward pass, by precision; empty for a model without any.
 
     On one thread: with more, a busy neighbor delays some kernels more than others.
@@ -70,7 +72,7 @@ def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        every = layer_times(model, names, batch, LINEAR_PRECISIONS, seconds)
+        every = layer_times(model, names, batch, LINEAR_PRECISIONS, _SECONDS)
     finally:
         torch.set_num_threads(threads)
     sums = [sum(times) / 1e6 for times in zip(*every.values(), strict=True)]
@@ -131,7 +133,7 @@ def _recorded(modules: dict[str, Any], model: Any, batch: Any) -> dict[str, list
 
     handles = [module.register_forward_pre_hook(note(name), with_kwargs=True) for name, module in modules.items()]
     try:
-        call_model(model, batch)
+        call_on_copy(model, batch)
     finally:
         for handle in handles:
             handle.remove()

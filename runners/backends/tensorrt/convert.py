@@ -15,20 +15,20 @@ from latfix.errors import RunnerError
 from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.converted_model import Conversion, other_answers
-from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
+from latfix.runners.backends.replaced_model import ReplacedModel, call_on_copy, raised_as
 from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside, Tally
-from latfix.runners.calls.model_call import as_called, call_model
+from latfix.runners.calls.model_call import as_called
 from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 
 #: Largest deviation explained by another order of summation in float32, and by inputs rounded to TF32 (10 bits of
-#: mantissa), torch's default for convolutions.
-_MOST, _MOST_TF32 = 1e-3, 1e-2
+#: mantissa), torch's default for convolutions. A model of 16-bit floats rounds as coarsely as those: ten roundings.
+_MOST, _MOST_TF32, _ROUNDINGS = 1e-3, 1e-2, 10
 #: Number of programs in the cache: each holds the model's weights once or twice.
 _KEPT = 8
 
@@ -102,42 +102,7 @@ def convert(
     :raises RunnerError: the model cannot be exported or compiled, or its answers differ.
     """
     require_backend(settings.backend)
-    started = time.perf_counter()
-    case = _case(torch_tensorrt(), model, material, settings, device, tally, outside)
-    found, discarded = _from_cache(case)
-    cached = found is not None
-    if found is None:
-        found = _built(case)
-    program, converted, deviation = found
-    make_room(case.place.parent, _KEPT)
-    return converted, TensorRtConversion(
-        backend=f"{settings.backend} {case.package.__version__}",
-        device=device_name(device),
-        seconds=round(time.perf_counter() - started, 3),
-        cached=cached,
-        batches=len(case.batches),
-        deviation=float(deviation),
-        threads=torch.get_num_threads(),
-        profile=case.profile.words(),
-        precisions={settings.precision: program.partition.inside or 0},
-        partition=program.partition.to_json(),
-        kept=program.kept,
-        discarded=discarded,
-    )
-
-
-_Checked = tuple[programs.Program, ReplacedModel, float]
-
-
-def _case(
-    package: ModuleType,
-    model: torch.nn.Module,
-    material: Material,
-    settings: RunnerSettings,
-    device: str,
-    tally: Tally,
-    outside: Outside,
-) -> _Case:
+    started, package = time.perf_counter(), torch_tensorrt()
     batches = [move(batch, device) for batch in material.batches]
     try:
         shapes = [tuple(tuple(tensor.shape) for tensor in flatten(batch)[0]) for batch in batches]
@@ -146,7 +111,7 @@ def _case(
     example = example_index(shapes, [*material.seen, *shapes], material.tuned)
     profile = profile_of([*material.seen, *shapes], shapes[example])
     with raised_as("the model itself does not run on the traffic's inputs"), torch.no_grad():
-        expected = [flatten(call_model(model, batch)) for batch in batches]
+        expected = [flatten(call_on_copy(model, batch)) for batch in batches]
     tensors, names = flatten(batches[example])
     digest = model_digest(
         model,
@@ -161,7 +126,7 @@ def _case(
         settings.precision,
         str(tf32_allowed()),
     )
-    return _Case(
+    case = _Case(
         package=package,
         model=model,
         batches=batches,
@@ -174,6 +139,29 @@ def _case(
         tally=tally,
         outside=outside,
     )
+    found, discarded = _from_cache(case)
+    cached = found is not None
+    if found is None:
+        found = _built(case)
+    program, converted, deviation = found
+    make_room(case.place.parent, _KEPT)
+    return converted, TensorRtConversion(
+        backend=f"{settings.backend} {package.__version__}",
+        device=device_name(device),
+        seconds=round(time.perf_counter() - started, 3),
+        cached=cached,
+        batches=len(batches),
+        deviation=float(deviation),
+        threads=torch.get_num_threads(),
+        profile=profile.words(),
+        precisions={settings.precision: program.partition.inside or 0},
+        partition=program.partition.to_json(),
+        kept=program.kept,
+        discarded=discarded,
+    )
+
+
+_Checked = tuple[programs.Program, ReplacedModel, float]
 
 
 def _from_cache(case: _Case) -> tuple[_Checked | None, str]:
@@ -218,7 +206,7 @@ def _checked(case: _Case, program: programs.Program) -> tuple[ReplacedModel, flo
     with raised_as("the model compiled for TensorRT does not run"), torch.no_grad():
         for (tensors, _), batch in zip(case.expected, case.batches, strict=True):
             before = case.tally.runs
-            deviation = max(deviation, deviation_of(tensors, flatten(call_model(converted, batch))[0]))
+            deviation = max(deviation, deviation_of(tensors, flatten(call_on_copy(converted, batch))[0]))
             ran += case.tally.runs > before
     if not ran:
         raise RunnerError("none of the traffic's batches fits the shapes for which the model was compiled")
@@ -250,9 +238,12 @@ def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:
 
 def _most_deviation(case: _Case) -> float:
     """The deviation that rounding explains: on a GPU, the original's own convolutions round to TF32."""
+    held = (*case.model.parameters(), *case.model.buffers(), *(each for kept, _ in case.expected for each in kept))
+    coarsest = max((torch.finfo(each.dtype).eps for each in held if each.is_floating_point()), default=0.0)
     convolutions = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in case.model.modules())
     rounded = case.device.startswith("cuda") and (convolutions or tf32_allowed())
-    return _MOST_TF32 if rounded else _MOST
+    least = _MOST_TF32 if rounded else _MOST
+    return max(least, _ROUNDINGS * coarsest) if coarsest > torch.finfo(torch.float32).eps else least
 
 
 def device_name(device: str) -> str:

@@ -117,6 +117,17 @@ def test_inputs_in_another_order_run_on_the_original(
     assert (evidence["batches_run"], evidence["batches_replaced"]) == (2, 1)
 
 
+@pytest.mark.parametrize("backend", EITHER)
+def test_a_model_that_changes_its_inputs_in_place_is_compared_on_the_same_inputs(
+    tmp_path: Path, write_workload: WriteWorkload, backend: str
+) -> None:
+    """The original ran first and scaled them, so that the converted model answered something else."""
+    twice = "scale = scale * 2.0 if torch.compiler.is_exporting() else scale.mul_(2.0)"
+    inside = f"        {twice}\n        x = torch"
+    folder = write_workload(tmp_path / "w", adapter=PADDED.replace("        x = torch", inside))
+    assert loaded(folder, backend=backend).evidence(traffic())["conversions"][0]["deviation"] < 1e-4
+
+
 @pytest.fixture
 def cached_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh export takes the file of an earlier one, for tests in which the file is not the point."""

@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from latfix.runners.measure.accuracy import Accuracy
-from latfix.runners.measure.layer_sensitivity import Layer, Sensitivity, _change, _choose, _fewest, _savings, measure
+from latfix.runners.measure.layer_sensitivity import (
+    Layer,
+    Sensitivity,
+    _answer,
+    _change,
+    _choose,
+    _fewest,
+    _savings,
+    measure,
+)
 from latfix.runners.model_transforms import layer_times as layer_timing
 from latfix.runners.model_transforms.layer_times import layer_times
 from latfix.runners.service.loaded_service import Service
@@ -158,6 +167,18 @@ def test_of_classes_the_share_that_changed_counts() -> None:
     exact, changed = [[np.array([1, 2, 3, 4])]], [[np.array([1, 2, 3, 5])]]
     assert _change(exact, exact) == 0.0
     assert _change(exact, changed) == pytest.approx(0.25**0.5)
+
+
+def test_outputs_of_any_type_are_compared_and_inputs_stay_as_they_are() -> None:
+    """Complex numbers are no classes, and a model may return an object or change its inputs in place."""
+
+    def model(x: torch.Tensor) -> Any:
+        return SimpleNamespace(spectrum=torch.complex(x.mul_(2.0), x)).__dict__
+
+    x = torch.ones(4)
+    exact, again = _answer(model, x), _answer(model, x)
+    assert _change([exact], [again]) == 0.0 and torch.equal(x, torch.ones(4))
+    assert 0 < _change([exact], [_answer(model, 1.001 * x)]) < 0.01
 
 
 def chosen(

@@ -113,6 +113,12 @@ def test_backends_are_timed_in_turns_and_compared_with_the_first() -> None:
     assert faster.lo > 1
 
 
+def test_a_model_that_changes_its_inputs_does_not_change_those_of_the_next() -> None:
+    found = [Candidate(backend=name, model=lambda x: x.add_(1.0) * 1.0) for name in ("first", "second")]
+    served, check = serve(found, work(), 0.01, seed=0)
+    assert (served["second"].agreeing, served["second"].deviation, check.differing) == (8, 0.0, 0)
+
+
 def test_the_first_backend_must_not_fail_as_it_is_the_reference() -> None:
     lost = Candidate(backend="lost", model=lambda x: x[:1])
     with pytest.raises(RunnerError, match=r"the model raised ValueError: .*shape \(1, 2\) for a batch of 4"):
