@@ -48,7 +48,7 @@ class FileModule(torch.nn.Module):
         if self.output_axes:
             output = batch_first(output, self.output_names, self.output_axes)
         if self._fixed > size:
-            return _mapped(output, lambda x: x[:size])
+            return _mapped(output, lambda x: x[:size] if getattr(x, "ndim", 1) else x)
         return _mapped(output, _of_one_request) if self._fixed == 1 == self.layout.largest_batch else output
 
     def _arranged(self, tensor: torch.Tensor, axis: int | None) -> torch.Tensor:

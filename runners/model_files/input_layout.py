@@ -9,6 +9,7 @@ from pathlib import Path
 
 from latfix.config.model_input_rules import BATCH, FLOATS, WHOLE, InputRule, is_batch
 from latfix.errors import InputError, input_error
+from latfix.files.toml_writer import toml_key
 from latfix.formatting import did_you_mean
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 from latfix.traffic.feature_expressions import Expression
@@ -187,14 +188,14 @@ def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declare
     found = _decided(given.axes, rule, declared, others_vary)
     if found is not None:
         return None if found == _NONE else found
-    axes, name = given.axes or (), given.name
+    axes, name, key = given.axes or (), given.name, toml_key(given.name)
     rest = "".join(f", {axis.size}" if axis.size is not None else f', "{axis.symbol}"' for axis in axes[1:])
     raise input_error(
         model.file,
         None,
         f"{name} of shape {shown(axes)}, whose first dimension may be the batch or part of every request",
         "its meaning in [inputs] of workload.toml",
-        f'write {name} = {{ shape = ["{BATCH}"{rest}] }} or {name} = {{ shape = [{axes[0].size}{rest}] }}',
+        f'write {key} = {{ shape = ["{BATCH}"{rest}] }} or {key} = {{ shape = [{axes[0].size}{rest}] }}',
     )
 
 
@@ -285,6 +286,11 @@ def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule
     """
     if rule.high is None or dtype is None or dtype in FLOATS:
         return
+    if dtype not in WHOLE:
+        raise InputError(
+            f"{rule.where}: found {name} with low and high, which latfix cannot draw as {dtype}; remove them, or "
+            "give the values in the payload"
+        )
     low = rule.low or 0.0
     if not (low.is_integer() and rule.high.is_integer()):
         raise InputError(

@@ -82,8 +82,8 @@ def value_range(given: InputLayout) -> tuple[float, float]:
     """The lower end and the excluded upper end of the values that are drawn."""
     if given.high is not None:
         return given.low or 0.0, given.high
-    if given.rows is not None and given.rows > 1:
-        return 1, given.rows
+    if given.rows:
+        return min(1, given.rows - 1), given.rows
     return _RANGES.get(given.dtype or "", (0, 2))
 
 

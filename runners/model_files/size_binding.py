@@ -10,6 +10,7 @@ from typing import Any
 from latfix.config.model_input_rules import BATCH
 from latfix.config.workload_toml import SPEC_FILE
 from latfix.errors import InputError
+from latfix.files.toml_writer import toml_key
 from latfix.request import FeatureValue
 from latfix.runners.model_files.input_layout import LENGTH_NAME, InputLayout, Layout
 from latfix.runners.model_files.opened_model import Axis
@@ -73,7 +74,7 @@ def _unbound(layout: Layout, left: Collection[str], numeric: Collection[str]) ->
         if axis.symbol in left
     ]
     lines = ", ".join(
-        f"{given.name} = {{ shape = {_written(given, layout, left)} }}"
+        f"{toml_key(given.name)} = {{ shape = {_written(given, layout, left)} }}"
         for given in layout.inputs
         if any(axis.symbol in left for axis in given.axes or ())
     )
@@ -211,7 +212,7 @@ def _undescribed(layout: Layout, lacking: Sequence[InputLayout], request: str) -
         if None in known
     )
     lines = ", ".join(
-        f'{given.name} = {{ shape = ["{BATCH}", "FEATURE"], dtype = "{given.dtype or "DTYPE"}" }}'
+        f'{toml_key(given.name)} = {{ shape = ["{BATCH}", "FEATURE"], dtype = "{given.dtype or "DTYPE"}" }}'
         for given in lacking
     )
     return (

@@ -148,4 +148,4 @@ def _value(output: Any) -> Any:
     """An output as a tensor; texts and maps as Python objects."""
     if not isinstance(output, np.ndarray):
         return output
-    return torch.from_numpy(output) if output.dtype.kind in "fiub" else output.tolist()
+    return torch.from_numpy(output) if output.dtype.kind in "fiubc" else output.tolist()

@@ -48,6 +48,8 @@ def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: M
         assert drawn.dtype == getattr(torch, dtype)
         assert (int(drawn.min()), int(drawn.max())) == (least, most)
     assert value_range(adapter(ids).layout.inputs[0]) == (1, 7)
+    only = opened({"ids": ("batch", "length")}, dtype="int64", rows=1)
+    assert set(adapter(only).prepare(request_of(length=20)).tolist()) == {0}, "the table's only row"
 
 
 def test_a_padding_mask_is_false_for_values_and_true_for_padding(opened: Opened, request_of: MakeRequest) -> None:
@@ -160,12 +162,12 @@ def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: Ma
 
     def run(x: torch.Tensor) -> dict[str, torch.Tensor]:
         seen.append(tuple(x.shape))
-        return {"sum": x.sum(1), "x": x}
+        return {"sum": x.sum(1), "x": x, "loss": x.sum()}
 
     model = adapter(opened({"x": (4, 3)}, run=run), 'x = { shape = ["batch", 3] }')
     inputs = [model.prepare(request_of(name)) for name in "abc"]
     output = model.load("cpu")(model.collate(inputs))
-    assert seen == [(4, 3)]
+    assert seen == [(4, 3)] and output.pop("loss").shape == ()
     parts = split_output(output, 3)
     assert [torch.equal(part["x"], given) for part, given in zip(parts, inputs, strict=True)] == [True] * 3
 

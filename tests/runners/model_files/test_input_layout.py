@@ -68,6 +68,8 @@ def test_an_ambiguous_batch_is_refused_with_the_lines_to_write(opened: Opened) -
     with pytest.raises(InputError, match="may be the batch") as caught:
         lay_out(opened({"x": (3, 224, "s1")}), {})
     assert 'x = { shape = ["batch", 224, "s1"] } or x = { shape = [3, 224, "s1"] }' in caught.value.message
+    with pytest.raises(InputError, match=r'write "input.1:0" = \{ shape'):
+        lay_out(opened({"input.1:0": (3, 224)}), {})
 
 
 def test_rules_supply_what_a_file_does_not_state(opened: Opened) -> None:
@@ -139,6 +141,7 @@ def test_what_one_input_message_of_a_dimension_holds_for_all_that_share_it(opene
         ("low = -1, high = 5", "int64", 1000, "expected low = 0 or more"),
         ("low = 0.2, high = 0.9", "int64", None, "int64 takes whole numbers"),
         ("high = 300", "uint8", None, "it is uint8: expected low = 0 or more and high = 256 or less"),
+        ("high = 5", "complex64", None, "x with low and high, which latfix cannot draw as complex64"),
         ("low = -5, high = 5", "int64", None, ""),
         ("low = 0.2, high = 0.9", "float32", None, ""),
     ],

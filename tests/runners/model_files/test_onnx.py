@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from latfix.errors import InputError, RunnerError
 from latfix.runners.backend_comparison.candidates import Candidate, candidates
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
+from latfix.runners.model_files.formats.onnx import _value
 from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
@@ -185,6 +187,11 @@ def test_files_that_do_not_load(build: Build, tmp_path: Path) -> None:
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(InputError, match="a model that does not load"):
         open_model(tmp_path / "apart.onnx")
+
+
+def test_complex_outputs_are_tensors() -> None:
+    assert _value(np.array([1 + 2j], dtype=np.complex64)).dtype is torch.complex64
+    assert _value(np.array(["a"])) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["string", "bfloat16"])

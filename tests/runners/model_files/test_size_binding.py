@@ -52,8 +52,9 @@ def test_no_feature_or_too_many_are_refused_with_the_lines_to_write(
     assert ", ".join(sorted(features)) in message and "\n" not in message
 
 
-def test_the_advised_lines_can_be_read(opened: Opened) -> None:
-    model = opened({"x": ("batch", "s1", 64)})
+@pytest.mark.parametrize("name", ["x", "input.1", "serving_default_x:0", 'a "name"'])
+def test_the_advised_lines_can_be_read(opened: Opened, name: str) -> None:
+    model = opened({name: ("batch", "s1", 64)})
     with pytest.raises(InputError) as caught:
         bind(ruled(model), ("a", "b"), ("s1",))
     line = caught.value.message.rpartition("in [workload]: ")[2].replace("FEATURE", "a")
@@ -93,14 +94,14 @@ def test_a_payload_needs_no_features(opened: Opened, traffic_of: MakeTraffic) ->
 
 
 def test_inputs_of_which_nothing_is_known(opened: Opened, traffic_of: MakeTraffic) -> None:
-    layout = ruled(opened({"x": None}, dtype=None))
-    check_traffic(layout, traffic_of(payloads=[{"x": [1.0]}]))
-    with pytest.raises(InputError, match=r"no shape and dtype of 'x'.*request 'r1'") as caught:
-        check_traffic(layout, traffic_of(payloads=[{"x": [1.0]}, None]))
+    layout = ruled(opened({"x.1": None}, dtype=None))
+    check_traffic(layout, traffic_of(payloads=[{"x.1": [1.0]}]))
+    with pytest.raises(InputError, match=r"no shape and dtype of 'x.1'.*request 'r1'") as caught:
+        check_traffic(layout, traffic_of(payloads=[{"x.1": [1.0]}, None]))
     line = caught.value.message.rpartition("in [workload]: ")[2]
     assert 'model = "model.pt2"' in caught.value.message
     line = line.replace("FEATURE", "length").replace("DTYPE", "int64")
-    check_traffic(ruled(opened({"x": None}, dtype=None), line), traffic_of(length=[3]))
+    check_traffic(ruled(opened({"x.1": None}, dtype=None), line), traffic_of(length=[3]))
 
 
 def test_all_undescribed_inputs_are_named_at_once(opened: Opened, traffic_of: MakeTraffic) -> None:
