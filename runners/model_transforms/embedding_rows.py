@@ -129,14 +129,14 @@ class HotRows:
         def count(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             import torch
 
-            del module
             wanted = arguments[0] if arguments else named.get("input")
             if self._chosen or not isinstance(wanted, torch.Tensor):
                 return
             rows, times = torch.unique(wanted.detach().reshape(-1), return_counts=True)
+            held = (rows >= 0) & (rows < len(module.weight))  # a wrong request asks for others, and fails
             with self._lock:
-                table.rows.append(rows.numpy().astype(np.int64))
-                table.times.append(times.numpy())
+                table.rows.append(rows[held].numpy().astype(np.int64))
+                table.times.append(times[held].numpy())
                 self.lookups += wanted.numel()
                 enough = self._enough()
             if enough:

@@ -175,9 +175,9 @@ def _to_int8_weight_only(model: torch.nn.Module, kept: set[int]) -> torch.nn.Mod
     layers = quantizable(model, "int8_weight_only")
     made = {id(layer): Int8WeightLinear(layer) for layer in layers.values() if id(layer) not in kept}  # type: ignore[arg-type]
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():  # named_children lists only the first name of a shared layer
             if id(child) in made:
-                setattr(parent, name, made[id(child)])
+                parent._modules[name] = made[id(child)]
     return _cast(made.get(id(model), model), kept, activation_dtype("int8_weight_only"))
 
 

@@ -95,13 +95,12 @@ def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> An
 def _compiled(
     package: ModuleType, exported: Any, profile: ShapeProfile, device: str, precision: Precision, engines: Path | None
 ) -> tuple[Any, list[int]]:
-    dtypes = [tensor.dtype for tensor in exported.example_inputs[0]]
-    inputs = [
-        package.Input(min_shape=least, opt_shape=tuned, max_shape=most, dtype=dtype)
-        if least != most
-        else package.Input(shape=most, dtype=dtype)
-        for least, tuned, most, dtype in zip(profile.least(), profile.tuned(), profile.most(), dtypes, strict=True)
-    ]
+    inputs = []
+    for extents, example in zip(profile.inputs, exported.example_inputs[0], strict=True):
+        ends = {"min_shape": "least", "opt_shape": "tuned", "max_shape": "most"}
+        shapes = {key: tuple(getattr(extent, end) for extent in extents) for key, end in ends.items()}
+        fixed = shapes["min_shape"] == shapes["max_shape"]
+        inputs.append(package.Input(**{"shape": shapes["max_shape"]} if fixed else shapes, dtype=example.dtype))
     compiler = package.dynamo.compile
     options = compile_options(compiler, precision, engines, str(package.__version__))
     with quiet(), engine_sizes() as sizes, torch.no_grad():

@@ -49,16 +49,6 @@ class ShapeProfile:
         """Each tensor's shape as text, ``(1..8..8, 4..71..512)`` if dimensions vary."""
         return [f"({', '.join(map(str, extents))})" for extents in self.inputs]
 
-    def least(self) -> Shapes:
-        return tuple(tuple(extent.least for extent in extents) for extents in self.inputs)
-
-    def tuned(self) -> Shapes:
-        """The shapes for which kernels are chosen."""
-        return tuple(tuple(extent.tuned for extent in extents) for extents in self.inputs)
-
-    def most(self) -> Shapes:
-        return tuple(tuple(extent.most for extent in extents) for extents in self.inputs)
-
 
 def profile_of(seen: Sequence[Shapes], tuned: Shapes) -> ShapeProfile:
     """The profile that covers all of ``seen``.

@@ -61,6 +61,17 @@ def test_unused_rows_are_not_hot() -> None:
     assert hot.touch_all() == 5
 
 
+def test_rows_that_a_wrong_request_asks_for_are_not_kept() -> None:
+    """The request fails; without a check, reading its row would fail as well, and no row would be kept."""
+    table = torch.nn.Embedding(10, 4)
+    hot = HotRows(table, 5)
+    with hot.learning(), torch.no_grad():
+        table(torch.tensor([3, 3]))
+        with pytest.raises(IndexError):
+            table(torch.tensor([3, 99, -1]))
+    assert (hot.rows, hot.touch_all()) == (1, 1)
+
+
 def test_counting_takes_memory_only_for_used_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of a billion rows has no billion counters, during the lookups or after them."""
     monkeypatch.setattr(

@@ -126,6 +126,12 @@ def test_a_shared_layer_is_kept_under_either_of_its_names() -> None:
         assert all(type(module) is nn.Linear for module in model.values())  # type: ignore[operator]
 
 
+def test_a_shared_layer_is_changed_under_both_of_its_names() -> None:
+    shared = nn.Linear(16, 16)
+    model = in_precision(nn.ModuleDict({"a": shared, "b": shared}), "int8_weight_only")
+    assert {type(model.get_submodule(name)) for name in "ab"} == {Int8WeightLinear}
+
+
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"found 'midle'.*Tied.*did you mean 'middle'"):
         kept_modules(tied(), ["midle"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from latfix.errors import RunnerError
+from latfix.runners.backends.tensorrt.convert import _most_deviation
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of, partition_words
 from latfix.runners.backends.tensorrt.shape_profile import Shapes, example_index, profile_of
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
@@ -46,6 +47,15 @@ def test_the_batch_to_trace_is_the_nearest_without_a_one_that_varies() -> None:
         example_index(batches[:1], SEEN, wanted)
     fixed: list[Shapes] = [((1, 30), (1,))]
     assert example_index(fixed, fixed, fixed[0]) == 0, "a one that never varies is no obstacle"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, 1e-3), (torch.float16, 0.00977), (torch.bfloat16, 0.0781)]
+)
+def test_a_model_may_deviate_by_ten_roundings_of_its_own_floats(dtype: torch.dtype, limit: float) -> None:
+    """A model of 16-bit floats rounds more coarsely than float32, whatever runs it."""
+    case: Any = SimpleNamespace(model=torch.nn.Linear(2, 2).to(dtype), expected=[], device="cpu")
+    assert _most_deviation(case) == pytest.approx(limit, rel=1e-2)
 
 
 def graph_with(*targets: Any) -> torch.fx.GraphModule:
