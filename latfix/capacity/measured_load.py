@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.capacity.objective import Percentile, SlowShare, Target, percentile_of, slow_share
+from latfix.capacity.objective import Target, percentile_of, slow_share
 from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
 from latfix.run_record.dispatch_lag import is_on_time, lag_p99_ms
 from latfix.stages import Status
 from latfix.statistics.censored import Outcomes
+from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import normal_quantile
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LoadPoint:
     :param outcomes: the same requests, with how long the lost ones had waited.
     :param requests: how many ended in each status.
     :param wait: ``(k,)`` wait of ``ok`` requests before prepare and in the queue, until their batch closed.
-    :param prepare: ``(k,)`` service in the prepare pool; ``lag`` the replay's own; for the same requests.
+    :param prepare: ``(k,)`` service in the prepare pool, for the same requests.
     :param prepare_share: share of time that a prepare thread is busy; ``worker_share`` a worker.
     :param held_share: share of time that workers hold a batch open.
     :param in_flight: requests in the service at the last arrival.
@@ -79,7 +80,6 @@ class LoadPoint:
     requests: dict[str, int]
     wait: Floats
     prepare: Floats
-    lag: Floats
     batches: Batches
     prepare_share: float
     worker_share: float
@@ -170,7 +170,6 @@ def load_point(record: RunRecord, *, cut_s: float | None = None, hopeless: bool 
         requests=counts,
         wait=_waits(record, ok),
         prepare=(rows["prepare_ns"] - rows["prepare_wait_ns"])[ok] / 1e9,
-        lag=rows["dispatch_ns"][ok] / 1e9,
         batches=_batches(record),
         prepare_share=float((rows["prepare_ns"] - rows["prepare_wait_ns"])[measured].sum()) / 1e9 / took / threads,
         worker_share=_share(record, "close_ns", "finish_end_ns") / took / workers,
@@ -239,24 +238,18 @@ class Cell:
     :param achieved: requests ended ``ok`` per second, the mean over the replays.
     :param percentile: the objective's, in seconds, over all replays together; lost requests count as slower than any.
     :param runs: the same of each replay alone.
-    :param slow: requests beyond the objective's limit; ``None`` without a limit.
+    :param slow: share of requests beyond the objective's limit; ``None`` without a limit.
     :param saturated: the backlog kept growing in at least half of the replays.
     :param enough: the replays together hold enough slow requests for the percentile.
     """
 
     load: float
     achieved: float
-    percentile: Percentile
+    percentile: Interval
     runs: tuple[float, ...]
-    slow: SlowShare | None
+    slow: Interval | None
     saturated: bool
     enough: bool
-
-    @property
-    def power(self) -> float:
-        """Throughput over latency (Kleinrock, 1979), with the objective's percentile; 0 if that is infinite."""
-        value = self.percentile.value
-        return self.achieved / value if math.isfinite(value) and value > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +282,7 @@ def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
     )
 
 
-def _followed(points: Sequence[LoadPoint], target: Target) -> Percentile:
+def _followed(points: Sequence[LoadPoint], target: Target) -> Interval:
     """The percentile; for a replay that was ended early a lower bound, from the ages of requests in flight."""
     found = percentile_of([followed(point) for point in points], target.percentile)
     return replace(found, hi=math.inf) if any(point.cut for point in points) else found

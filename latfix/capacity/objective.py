@@ -10,6 +10,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.statistics.block_bootstrap import block_length, evidence
+from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import score_interval, student_t
 from latfix.statistics.percentiles import independent_draws, quantile_of
 
@@ -38,26 +39,8 @@ class Target:
         return n * self.allowed >= TAIL_REQUESTS - 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Percentile:
-    """A percentile of latency in seconds with its 95 % interval; infinite if it falls among lost requests."""
-
-    value: float
-    lo: float
-    hi: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowShare:
-    """The share of requests slower than the limit or lost, ``lo`` and ``hi`` its 95 % interval."""
-
-    share: float
-    lo: float
-    hi: float
-
-
-def percentile_of(series: Sequence[Floats], percentile: float) -> Percentile:
-    """A percentile over replays of one load, where lost requests count as slower than any.
+def percentile_of(series: Sequence[Floats], percentile: float) -> Interval:
+    """A percentile in seconds over replays of one load, where lost requests count as slower than any.
 
     The interval is Woodruff's (:func:`latfix.statistics.percentiles.percentile_interval`), with an infinite upper end
     if too few requests are that slow.
@@ -67,18 +50,18 @@ def percentile_of(series: Sequence[Floats], percentile: float) -> Percentile:
     values = np.sort(np.concatenate(list(series))) if series else np.zeros(0)
     n = len(values)
     if not n:
-        return Percentile(value=math.nan, lo=math.nan, hi=math.nan)
+        return Interval(value=math.nan, lo=math.nan, hi=math.nan)
     share = 1.0 - percentile / 100.0
     value = quantile_of(values, percentile / 100.0)
     effective, freedom = _draws(series, value, share)
     lo, hi = score_interval(share, effective, student_t(0.95, freedom))
-    return Percentile(
+    return Interval(
         value=value, lo=min(_beyond(values, hi), value), hi=max(_beyond(values, lo, open_end=True), value)
     )
 
 
-def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> SlowShare:
-    """The share of requests beyond the limit.
+def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> Interval:
+    """The share of requests slower than the limit or lost.
 
     Slow requests come in clusters. The clustering is estimated from the requests beyond the limit if there are many,
     otherwise from those beyond the percentile: a run without slow requests does not prove as many independent
@@ -94,7 +77,7 @@ def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) 
     ]
     n = sum(len(part) for part in slow)
     if not n:
-        return SlowShare(share=math.nan, lo=0.0, hi=1.0)
+        return Interval(value=math.nan, lo=0.0, hi=1.0)
     share = float(np.concatenate(slow).mean())
     effective, freedom = _draws([part.astype(np.float64) for part in slow], 0.5, max(share, 0.5 / n))
     if share <= target.allowed:
@@ -104,7 +87,7 @@ def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) 
         effective = min(effective, usual)
         freedom = max(at_percentile, effective * target.allowed, 3.0)
     lo, hi = score_interval(share, effective, student_t(0.95, freedom))
-    return SlowShare(share=share, lo=lo, hi=hi)
+    return Interval(value=share, lo=lo, hi=hi)
 
 
 def _beyond(values: Floats, share: float, *, open_end: bool = False) -> float:

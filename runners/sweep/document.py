@@ -170,7 +170,7 @@ def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None)
             ci95_ms=(_ms(cell.percentile.lo), _ms(cell.percentile.hi)),
             at_least=any(point.cut for point in points),
             meets=None if _contradicted(outcome, number, cell) else _concluded(outcome, number, cell),
-            slow_share=None if slow is None else finite(slow.share),
+            slow_share=None if slow is None else finite(slow.value),
             slow_share_ci95=None if slow is None else (slow.lo, slow.hi),
         ),
         enough_requests=cell.enough,

@@ -11,7 +11,8 @@ from latfix.capacity.latency_curve import LatencyCurve
 from latfix.capacity.load_crossing import Seen, load_errors, pace_noise
 from latfix.capacity.max_load import LargestLoad, LoadAnswer, at_least, load_answer, pareto
 from latfix.capacity.measured_load import Cell, run_spread
-from latfix.capacity.objective import Percentile, SlowShare, Target
+from latfix.capacity.objective import Target
+from latfix.statistics.decision import Interval
 
 LIMIT = Target(percentile=99.0, limit=0.1)
 
@@ -29,9 +30,9 @@ def cell(
     return Cell(
         load=load,
         achieved=load * rate if achieved is None else achieved,
-        percentile=Percentile(value=value, lo=value / width, hi=value * width),
+        percentile=Interval(value=value, lo=value / width, hi=value * width),
         runs=runs or (value,),
-        slow=SlowShare(share=0.01, lo=0.0, hi=0.02),
+        slow=Interval(value=0.01, lo=0.0, hi=0.02),
         saturated=saturated,
         enough=True,
     )

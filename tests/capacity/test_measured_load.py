@@ -43,7 +43,7 @@ def test_lost_requests_are_slower_than_any() -> None:
     assert percentile_of([point.latency], 99.0).value == math.inf
     assert percentile_of([point.latency], 90.0).value < 0.1
     slow = slow_share([point.latency], [point.age], Target(percentile=99.0, limit=10.0))
-    assert slow.lo < slow.share == pytest.approx(point.lost / 1000)
+    assert slow.lo < slow.value == pytest.approx(point.lost / 1000)
 
 
 def test_a_replay_that_was_ended_early_counts_ages() -> None:
@@ -56,7 +56,7 @@ def test_a_replay_that_was_ended_early_counts_ages() -> None:
     assert np.count_nonzero(in_flight) == sent - len(record.requests["index"]) > 100
     target = Target(percentile=99.0, limit=0.5)
     # Those that came last have not waited half a second yet: they are not counted against it.
-    assert 0.3 < slow_share([point.latency], [point.age], target).share < 0.9
+    assert 0.3 < slow_share([point.latency], [point.age], target).value < 0.9
     cell = cell_of(2.0, [point], target)
     assert cell.percentile.hi == math.inf
     assert 1.0 < cell.percentile.value < 3.0
@@ -105,7 +105,7 @@ def test_neighbors_that_are_slow_together_count_for_less() -> None:
     together[500:540] = 1.0
     target = Target(percentile=99.0, limit=0.5)
     apart, clustered = slow_share([alone], [alone], target), slow_share([together], [together], target)
-    assert apart.share == clustered.share == 0.02
+    assert apart.value == clustered.value == 0.02
     assert clustered.lo < 0.01 < apart.lo
 
 
