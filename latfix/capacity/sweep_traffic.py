@@ -31,6 +31,8 @@ _PLENTY = 2.0
 _POINT_SHARE, _FEWEST = 0.15, 50
 #: About what a point takes in addition to its schedule: lead-in, drain, closing the record.
 POINT_OVERHEAD_S = 1.5
+#: About how long starting a process takes.
+_LOAD_S = 3.0
 _CANDIDATES = 60
 _WINDOWS = 30
 _LEAST_WINDOWS = 15
@@ -131,20 +133,17 @@ def recorded_rate(traffic: Traffic) -> float:
     return (len(traffic) - 1) / span
 
 
-def plan_requests(
-    rate: float, loads: Sequence[float], settings: int, budget_s: float, target: Target, *, load_s: float = 3.0
-) -> int:
+def plan_requests(rate: float, loads: Sequence[float], settings: int, budget_s: float, target: Target) -> int:
     """Requests per point, so that the first round takes about half of the budget.
 
     At least as many as the percentile needs, unless one point at the recorded rate then took over 15 % of the
     budget. At most twice as many, unless a point at a high recorded rate would be too short.
 
     :param rate: recorded requests per second.
-    :param load_s: about how long starting a process takes.
     :raises InputError: arrivals are so dense that a point would need more requests than can be replayed.
     """
     pace = sum(1.0 / (load * rate) for load in loads) * settings
-    overhead = settings * (len(loads) * POINT_OVERHEAD_S + load_s)
+    overhead = settings * (len(loads) * POINT_OVERHEAD_S + _LOAD_S)
     fitting = max(_GRID_SHARE * budget_s - overhead, 0.0) / pace
     share = max(target.allowed, 1e-6)
     most = max(_PLENTY * TAIL_REQUESTS / share, _SHORTEST_S * rate)

@@ -107,12 +107,12 @@ def show_figure(metric: str, value: float) -> str:
     return plain if metric == "accuracy" else f"{100 * value:.3g} %"
 
 
-def parse_metric(name: str, *, option: str = "--metric") -> str:
-    """The key of a metric: ``p99_9`` for ``p99.9``.
+def parse_metric(name: str) -> str:
+    """The key of a metric given with ``--metric``: ``p99_9`` for ``p99.9``.
 
-    :raises InputError: the name is not a metric; the message names the option.
+    :raises InputError: the name is not a metric.
     """
-    return _metric(name, lambda found, expected: _refused(option, name, found, expected))
+    return _metric(name, lambda found, expected: _refused("--metric", name, found, expected))
 
 
 def parse_gate(text: str) -> Gate:
@@ -182,10 +182,8 @@ def _number(text: str, metric: str, digits: str, unit: str) -> float:
         return number
     if unit not in ("", "%"):
         raise _wrong(text, f"the unit {unit!r}", "% or none")
-    if metric == "accuracy":
-        return number / 100 if unit else number
     share = number / 100 if unit else number
-    if share > 1 or (share == 1 and not unit):
+    if metric != "accuracy" and (share > 1 or (share == 1 and not unit)):
         raise _wrong(text, f"the share {digits}{unit}", f"0 to 100 %, as in {metric}<1%")
     return share
 

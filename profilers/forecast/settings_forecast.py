@@ -141,11 +141,10 @@ class Forecast:
 
         :param batches: positions in the schedule, as for :meth:`cost`; ``took`` nanoseconds of each.
         """
-        original, place = self._model, self._place()
-        usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
+        original, rows = self._model, self._rows(batches)
         time_of = original.timer(self._work.inputs, None)
-        predicted = [time_of([place[position] for position in batches[k]]) for k in usable]
-        shape = self.cost([batches[k] for k in usable], predicted, [took[k] for k in usable])
+        predicted = [np.nan if members is None else time_of(members) for members in rows]
+        shape = self.cost(batches, predicted, took)
         quiet, padded = self._evidence.quiet_batch, self._evidence.expected.padded
         if shape is None or not quiet.any():
             return
@@ -209,14 +208,11 @@ class Forecast:
         """Summary of :meth:`latencies`, in milliseconds."""
         return summarize_ms(self.latencies(serving, within))
 
-    def alone(self, cost: BatchCost | None, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
+    def alone(self, cost: BatchCost | None) -> dict[str, float]:
         """Summary in milliseconds of requests without queue and without batching: the lower bound."""
         work = self._work
-        some = np.arange(len(work.index))
-        if within:
-            inside = [(work.arrival >= begin) & (work.arrival < end) for begin, end in within]
-            some = np.flatnonzero(np.any(inside, axis=0))
-        return summarize_ms(work.prepare[some] + self._in_batches_of_one(some, cost) + work.finish[some])
+        every = np.arange(len(work.index))
+        return summarize_ms(work.prepare + self._in_batches_of_one(every, cost) + work.finish)
 
     def _in_batches_of_one(self, some: Ints, cost: BatchCost | None) -> Floats:
         """Nanoseconds of a batch of each request alone."""
@@ -230,21 +226,18 @@ class Forecast:
 
         :param batches: positions in the schedule; ``before`` and ``after`` nanoseconds of each, NaN if it failed.
         """
-        place = self._place()
-        usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
-        what = [
-            self._model.columns_of(self._work.inputs, [place[position] for position in batches[k]]) for k in usable
-        ]
-        return fit_cost(what, [before[k] for k in usable], [after[k] for k in usable])
+        known = [(k, members) for k, members in enumerate(self._rows(batches)) if members is not None]
+        what = [self._model.columns_of(self._work.inputs, members) for _, members in known]
+        return fit_cost(what, [before[k] for k, _ in known], [after[k] for k, _ in known])
 
-    def probes(self, sizes: Sequence[int], most_s: float, *, seed: int = 0) -> list[list[int]]:
+    def probes(self, sizes: Sequence[int], most_s: float) -> list[list[int]]:
         """Batches to compute in order to learn batch times, as positions in the schedule.
 
         Single requests from the fastest to the slowest, and two batches of each size, smaller sizes first, as long as
         all take at most ``most_s`` seconds. At least two single requests, one batch of two, and one of the largest
         size that ran.
         """
-        work, draw = self._work, np.random.default_rng(seed)
+        work, draw = self._work, np.random.default_rng(0)
         time_of = self._model.timer(work.inputs, None)
         alone = np.array([time_of([row]) for row in range(len(work.index))])
         order = np.argsort(alone, kind="stable")
@@ -263,13 +256,14 @@ class Forecast:
 
     def seconds(self, batches: Sequence[Sequence[int]]) -> float:
         """Predicted compute time of these batches, one after another."""
-        place = self._place()
         time_of = self._model.timer(self._work.inputs, None)
-        return sum(time_of([place[position] for position in batch]) for batch in batches) / 1e9
+        return sum(time_of(members) for members in self._rows(batches) if members is not None) / 1e9
 
-    def _place(self) -> dict[int, int]:
-        """By position in the schedule, the row of a request."""
-        return {position: row for row, position in enumerate(self._work.index.tolist())}
+    def _rows(self, batches: Sequence[Sequence[int]]) -> list[list[int] | None]:
+        """The requests of each batch, given as positions in the schedule; ``None`` if one is unknown."""
+        place = {position: row for row, position in enumerate(self._work.index.tolist())}
+        found = ([place.get(position, -1) for position in batch] for batch in batches)
+        return [members if min(members, default=0) >= 0 else None for members in found]
 
     def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> float:
         """Ratio of the batch times of a replay to their prediction; NaN if no batch is known.

@@ -169,18 +169,10 @@ def passes_s(seconds: float, once: float) -> float:
     return max(seconds, min((1 + _LEAST_PASSES) * once, max(_LONG * seconds, 2 * once)))
 
 
-def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> float:
-    """Mean number of busy workers: time that batches held a worker, over the time of the traffic.
-
-    :param within: stretches of the schedule, in nanoseconds; empty for all of it.
-    """
-    rows, batches = record.requests, record.batches
-    arrival, measured = rows["arrival_ns"], record.measured
-    if within:
-        measured = measured & np.any([(arrival >= begin) & (arrival < end) for begin, end in within], axis=0)
-        span = sum(end - begin for begin, end in within)
-    else:
-        span = float(np.ptp(arrival[measured])) if measured.any() else 0.0
+def offered(record: RunRecord) -> float:
+    """Mean number of busy workers: time that batches held a worker, over the time of the traffic."""
+    rows, batches, measured = record.requests, record.batches, record.measured
+    span = float(np.ptp(rows["arrival_ns"][measured])) if measured.any() else 0.0
     mine = np.isin(batches["batch_id"], np.unique(rows["batch_id"][measured]))
     held = float((batches["d2h_end_ns"] - batches["close_ns"])[mine].sum())
     return held / span if span > 0 else 0.0

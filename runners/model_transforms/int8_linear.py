@@ -50,6 +50,3 @@ class Int8WeightLinear(torch.nn.Module):
         if self.bias is not None:
             product = product + self.bias
         return product.view(*x.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}"

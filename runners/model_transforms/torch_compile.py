@@ -40,7 +40,7 @@ class Graphs:
                 self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
 
 
-def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic", *, freezing: bool = True) -> Any:
+def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile, *, freezing: bool) -> Any:
     """The model, or the parts that its ``compile_parts`` names, compiled for dynamic shapes.
 
     Runs of compiled code are counted in ``tally``. If too many versions are needed, torch would silently run
@@ -80,7 +80,7 @@ def _options(mode: Compile) -> dict[str, Any]:
     return {"config_patches": list_mode_options("max-autotune-no-cudagraphs")}
 
 
-def configure_compiler(*, freezing: bool = True) -> None:
+def configure_compiler(*, freezing: bool) -> None:
     """Configure the compiler in this thread: in torch 2.13 its settings are per thread.
 
     :param freezing: weights become constants of the compiled code. Not for torchao: with torch 2.13 on the CPU, the

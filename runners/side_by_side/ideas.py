@@ -34,9 +34,9 @@ class Idea:
     fixes: tuple[str, ...] = ()
 
 
-def idea_of_changes(name: str, base: Idea, changes: Mapping[str, Any], fixes: tuple[str, ...] = ()) -> Idea:
+def idea_of_changes(name: str, base: Idea, changes: Mapping[str, Any]) -> Idea:
     """The unmodified workload with some settings replaced."""
-    return replace(base, name=name, settings=base.settings.with_overrides(changes), fixes=fixes)
+    return replace(base, name=name, settings=base.settings.with_overrides(changes))
 
 
 def idea_of_profile(base: Idea, spec: WorkloadSpec) -> Idea:

@@ -117,7 +117,7 @@ def test_a_kept_layer_computes_in_float32(precision: Any) -> None:
 )
 def test_eight_bits_compiled(precision: Any, expected: Format, most: float) -> None:
     """Compiled like in the service: dynamic shapes, weights not as constants."""
-    model = compiled(_changed(precision), Tally(), Graphs(), freezing=False)
+    model = compiled(_changed(precision), Tally(), Graphs(), "dynamic", freezing=False)
     for rows in (5, 1, 40, 200):
         with torch.inference_mode():
             exact, result = _net()(_input(rows, "default")), model(_input(rows, precision))

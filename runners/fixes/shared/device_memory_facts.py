@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import counted
 from latfix.profilers.gpu.alloc_conf import read_conf
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Context
@@ -38,7 +39,7 @@ class Calls:
 
     def words(self) -> str:
         """For reports."""
-        return f"{_many(self.total, 'call')} of the device for memory, {_many(self.retries, 'stall')}"
+        return f"{counted(self.total, 'call')} of the device for memory, {counted(self.retries, 'stall')}"
 
     def fewer_than(self, before: Calls) -> bool:
         """True if stalls and calls halved, or are zero in both."""
@@ -70,10 +71,10 @@ def by_device(record: RunRecord) -> dict[str, Mapping[str, Any]]:
 def calls(record: RunRecord) -> Calls:
     """Calls while requests were served: by batch if counted there, otherwise by the counters of all devices."""
     batches = record.batches
-    counted = (batches["warmup"] == 0) & (batches["device_read"] > 0)
-    if counted.any():
+    read = (batches["warmup"] == 0) & (batches["device_read"] > 0)
+    if read.any():
         names = ("alloc_retries", "device_allocs", "device_frees")
-        retries, allocs, frees = (int(batches[name][counted].sum()) for name in names)
+        retries, allocs, frees = (int(batches[name][read].sum()) for name in names)
     else:
         devices = by_device(record).values()
         retries, allocs, frees = (
@@ -142,7 +143,3 @@ def _has(reported: Mapping[str, Any], text: Mapping[str, str], name: str, value:
     if name == "garbage_collection_threshold" and name in reported:
         return math.isclose(float(reported[name]), float(value), rel_tol=1e-6)
     return text.get(name) == value
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
