@@ -39,17 +39,18 @@ class FileModule(torch.nn.Module):
         self._none_batched = all(axis is None for axis in self._axes)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        if self._plain:
-            return _mapped(self.model(*tensors), lambda x: x)
         size = tensors[0].shape[0]
+        if self._plain:
+            return _mapped(self.model(*tensors), lambda x: _of_each(x, size))
         output = self.model(*(self._arranged(x, axis) for x, axis in zip(tensors, self._axes, strict=True)))
         if self._none_batched:
             return _mapped(output, lambda x: [x] if isinstance(x, list) else x.unsqueeze(0))
         if self.output_axes:
             output = batch_first(output, self.output_names, self.output_axes)
         if self._fixed > size:
-            return _mapped(output, lambda x: x[:size] if getattr(x, "ndim", 1) else x)
-        return _mapped(output, _of_one_request) if self._fixed == 1 == self.layout.largest_batch else output
+            return _mapped(output, lambda x: _of_each(x, size)[:size])
+        alone = self._fixed == 1 == self.layout.largest_batch
+        return _mapped(output, _of_one_request if alone else lambda x: _of_each(x, size))
 
     def _arranged(self, tensor: torch.Tensor, axis: int | None) -> torch.Tensor:
         if axis is None:
@@ -58,6 +59,11 @@ class FileModule(torch.nn.Module):
         if missing > 0:
             tensor = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
         return tensor.movedim(0, axis) if axis else tensor
+
+
+def _of_each(output: Any, size: int) -> Any:
+    """The output; a number of the whole batch, such as a learned scale, is each request's."""
+    return output.expand(size) if getattr(output, "ndim", 1) == 0 else output
 
 
 def _of_one_request(output: Any) -> Any:

@@ -140,7 +140,8 @@ class GraphModule(SealedModule):
         self._run = tally.counting(self.runtime.run)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]
+        # Not by ascontiguousarray, which makes a vector of a scalar.
+        arrays = [np.asarray(tensor.detach().numpy(), order="C") for tensor in tensors]
         return alone_or_tuple([_value(output) for output in self._run(arrays)])
 
 

@@ -162,14 +162,22 @@ def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: Ma
 
     def run(x: torch.Tensor) -> dict[str, torch.Tensor]:
         seen.append(tuple(x.shape))
-        return {"sum": x.sum(1), "x": x, "loss": x.sum()}
+        return {"sum": x.sum(1), "x": x, "scale": torch.tensor(7.0)}
 
     model = adapter(opened({"x": (4, 3)}, run=run), 'x = { shape = ["batch", 3] }')
     inputs = [model.prepare(request_of(name)) for name in "abc"]
     output = model.load("cpu")(model.collate(inputs))
-    assert seen == [(4, 3)] and output.pop("loss").shape == ()
+    assert seen == [(4, 3)]
     parts = split_output(output, 3)
+    assert [part["scale"].tolist() for part in parts] == [7.0] * 3
     assert [torch.equal(part["x"], given) for part, given in zip(parts, inputs, strict=True)] == [True] * 3
+
+
+def test_a_number_of_the_whole_batch_is_each_requests(opened: Opened, request_of: MakeRequest) -> None:
+    run = lambda x: (x.sum(1), torch.tensor(7.0))  # noqa: E731
+    model = adapter(opened({"x": ("batch", 3)}, run=run))
+    output = model.load("cpu")(model.collate([model.prepare(request_of(name)) for name in "ab"]))
+    assert [part[1].tolist() for part in split_output(output, 2)] == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("batch", [4, "batch"])

@@ -15,7 +15,7 @@ from latfix.errors import InputError, RunnerError
 from latfix.runners.backend_comparison.candidates import Candidate, candidates
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
-from latfix.runners.model_files.formats.onnx import _value
+from latfix.runners.model_files.formats.onnx import _value, load_graph
 from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
@@ -192,6 +192,17 @@ def test_files_that_do_not_load(build: Build, tmp_path: Path) -> None:
 def test_complex_outputs_are_tensors() -> None:
     assert _value(np.array([1 + 2j], dtype=np.complex64)).dtype is torch.complex64
     assert _value(np.array(["a"])) == ["a"]
+
+
+@pytest.mark.parametrize("openvino", [False, True])
+def test_a_scalar_input_stays_a_scalar(tmp_path: Path, openvino: bool) -> None:
+    if openvino:
+        pytest.importorskip("openvino")
+    given: dict[str, Any] = {"x": (onnx.TensorProto.FLOAT, ["n", 3]), "k": (onnx.TensorProto.INT64, [])}
+    nodes = [(("Gather", ["x", "k"], ["y"]), {"axis": 1})]
+    file = written(tmp_path / "m.onnx", nodes, given, {"y": (onnx.TensorProto.FLOAT, None)})
+    output = load_graph(file, ["x", "k"], openvino=openvino)(torch.arange(6.0).reshape(2, 3), torch.tensor(1))
+    assert output.tolist() == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("kind", ["string", "bfloat16"])
