@@ -44,7 +44,7 @@ class FileModule(torch.nn.Module):
             return _mapped(self.model(*tensors), lambda x: _of_each(x, size))
         output = self.model(*(self._arranged(x, axis) for x, axis in zip(tensors, self._axes, strict=True)))
         if self._none_batched:
-            return _mapped(output, lambda x: [x] if isinstance(x, list) else x.unsqueeze(0))
+            return _mapped(output, lambda x: x.unsqueeze(0) if torch.is_tensor(x) else [x])
         if self.output_axes:
             output = batch_first(output, self.output_names, self.output_axes)
         if self._fixed > size:
@@ -62,15 +62,17 @@ class FileModule(torch.nn.Module):
 
 
 def _of_each(output: Any, size: int) -> Any:
-    """The output; a number of the whole batch, such as a learned scale, is each request's."""
+    """The output; a number of the whole batch, such as a learned scale, is each request's, and so is ``None``."""
+    if output is None:
+        return [None] * size
     return output.expand(size) if getattr(output, "ndim", 1) == 0 else output
 
 
 def _of_one_request(output: Any) -> Any:
     """The output of a call with one request, which is all that request's, even if the file states another shape."""
-    if isinstance(output, list):
-        return output if len(output) == 1 else [output]
-    return output if output.dim() and output.shape[0] == 1 else output.unsqueeze(0)
+    if torch.is_tensor(output):
+        return output if output.dim() and output.shape[0] == 1 else output.unsqueeze(0)
+    return output if isinstance(output, list) and len(output) == 1 else [output]
 
 
 class SealedModule(torch.nn.Module):
@@ -106,7 +108,7 @@ def alone_or_tuple(outputs: Sequence[Any]) -> Any:
 def _mapped(output: Any, change: Any) -> Any:
     """Apply ``change`` to each output. A list of tensors is several outputs; other lists have an item per request."""
     several = isinstance(output, tuple) or (isinstance(output, list) and output and torch.is_tensor(output[0]))
-    if isinstance(output, torch.Tensor | list) and not several:
+    if output is None or (isinstance(output, torch.Tensor | list) and not several):
         return change(output)
     if isinstance(output, dict):
         return {key: _mapped(item, change) for key, item in output.items()}

@@ -173,11 +173,18 @@ def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: Ma
     assert [torch.equal(part["x"], given) for part, given in zip(parts, inputs, strict=True)] == [True] * 3
 
 
-def test_a_number_of_the_whole_batch_is_each_requests(opened: Opened, request_of: MakeRequest) -> None:
-    run = lambda x: (x.sum(1), torch.tensor(7.0))  # noqa: E731
-    model = adapter(opened({"x": ("batch", 3)}, run=run))
-    output = model.load("cpu")(model.collate([model.prepare(request_of(name)) for name in "ab"]))
-    assert [part[1].tolist() for part in split_output(output, 2)] == [7.0, 7.0]
+@pytest.mark.parametrize("batch", ["batch", 4, 1])
+def test_a_number_of_the_whole_batch_is_each_requests_and_none_stays_none(
+    opened: Opened, request_of: MakeRequest, batch: Any
+) -> None:
+    def run(x: torch.Tensor) -> Any:
+        return x.sum(1), torch.tensor(7.0), None
+
+    model = adapter(opened({"x": (batch, 3)}, run=run), 'x = { shape = ["batch", 3] }')
+    names = "a" if batch == 1 else "ab"
+    output = model.load("cpu")(model.collate([model.prepare(request_of(name)) for name in names]))
+    parts = split_output(output, len(names))
+    assert [(part[1].tolist(), part[2]) for part in parts] == [(7.0, None)] * len(names)
 
 
 @pytest.mark.parametrize("batch", [4, "batch"])
