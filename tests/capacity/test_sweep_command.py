@@ -109,8 +109,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkloa
     rows = [{"arrival_s": 0.02 * k + 0.004 * (k % 3)} for k in range(60)]
     workload = write_workload(base / "w", adapter=SLEEPER, traffic=rows, runner={"warmup_requests": 2})
     # The median and a generous limit, because other processes may use the machine and take most of the budget.
-    asked = ("--loads", "1,12", "--set", "max_batch_size=1", "--slo", "150", "--percentile", "50", "--at-least", "20")
-    for budget in ("10s", "90s"):
+    asked = ("--loads", "1,12", "--set", "max_batch_size=1", "--slo", "150", "--percentile", "50", "--at-least", "40")
+    for budget in ("15s", "90s"):
         folder = base / budget
         code, out, err = cli("sweep", workload, *asked, "--json", "-", "--budget", budget, "--out", folder)
         document = json.loads(out) if out.startswith("{") else {}

@@ -87,7 +87,7 @@ def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tu
         folder / "w", adapter=adapter, traffic=rows, runner={"warmup_requests": 8, "max_batch_size": 16}
     )
     code, out, err = cli(
-        "optimize", workload, "--budget", "240s", "--fix", WHOLE, "--fix", PART, "--out", folder / "o", "--json", "-"
+        "optimize", workload, "--budget", "120s", "--fix", WHOLE, "--fix", PART, "--out", folder / "o", "--json", "-"
     )
     assert code == 0, err
     document: dict[str, Any] = json.loads(out)
