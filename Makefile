@@ -14,7 +14,7 @@ PIP := --quiet --no-compile
 COMPILED := torch, torch._dynamo, torch.ao.quantization, torch.export, pandas, pyarrow.parquet, scipy.stats, \
 	scipy.optimize, matplotlib.pyplot, latfix.runners.replay.runner_main
 
-.PHONY: demo test test-all test-shared test-alone screenshots lint format results setup clean
+.PHONY: demo test test-all test-shared test-alone compiled screenshots lint format results setup clean
 
 setup: $(VENV)/.ready
 
@@ -46,8 +46,12 @@ test-all:
 	$(MAKE) test-shared
 	$(MAKE) test-alone
 
-test-shared: setup
+test-shared: setup $(FIRST)
 	$(PYTEST) $(SHARED) -m "not alone"
+
+# Compiles what the tests import, once: in a fresh clone each process that runs tests does it, at the same time.
+compiled: setup
+	$(PYTEST) --collect-only | tail -1
 
 test-alone: setup
 	$(PYTEST) -m alone $(ALONE)
