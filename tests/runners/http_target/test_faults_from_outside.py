@@ -1,4 +1,8 @@
-"""Planted faults of real services, diagnosed by address: named right with ``--pid``; without, right or not at all."""
+"""Planted faults of real services, diagnosed by address: named right with ``--pid``; without, right or not at all.
+
+Each service is replayed once, with ``--pid``. What latfix would know without it is the same record less the counters
+of the service's process.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from latfix.profilers.diagnose import diagnose as attribute
+from latfix.run_record.run_record import RunRecord
 from tests.runners.http_target.conftest import Planted
 from tests.runners.http_target.test_http_diagnose import OF_A_CROWD, causes_of, diagnose, write_arrivals
 
@@ -21,6 +28,8 @@ Plant = Callable[..., Planted]
 #: A busy machine adds these to any fault.
 _OF_THE_MACHINE = {*OF_A_CROWD, "network.connect"}
 _CHAT = "/v1/chat/completions"
+#: How the names of series begin that are read with ``--pid``, and of those that are read without ``--metrics off``.
+PROCESS, METRICS = ("server.", "nvml."), ("metrics.", "stage.")
 
 
 def evenly(rng: np.random.Generator, rate: float, seconds: float) -> np.ndarray:
@@ -60,6 +69,17 @@ def prompts(folder: Path) -> Path:
     )
 
 
+def without(record: RunRecord, *read: str) -> dict[str, Any]:
+    """The diagnosis of a replay during which some series, by how their names begin, are not read."""
+    series = record.samples["series"].astype(str)
+    kept = ~np.any([np.char.startswith(series, prefix) for prefix in read], axis=0)
+    assert not kept.all(), read
+    samples = {name: column[kept] for name, column in record.samples.items()}
+    option = "pid" if read == PROCESS else "metrics"
+    meta = record.meta.updated(http={**record.meta.http, option: None})
+    return attribute(replace(record, samples=samples, meta=meta), percentile=95).to_json()
+
+
 def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
     """Nothing but the fault is named. With ``--pid`` it is the largest cause, unless the machine was too busy."""
     by_cause = {name: each["tail_ms"] for name, each in causes_of(found).items()}
@@ -72,7 +92,6 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("watched", [True, False], ids=["pid", "no-pid"])
 @pytest.mark.parametrize(
     ("script", "fault", "path", "traffic", "causes"),
     [
@@ -86,10 +105,6 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
         ("planted_service.py", "stalls", "/predict", busy, {"service.loop"}),
         ("torch_service.py", "burst", "/loop", bursts, {"traffic.burst"}),
         ("torch_service.py", "burst", "/pool", bursts, {"traffic.burst"}),
-        # When a collection ran is only known from readings of the metrics, which come late on a crowded machine.
-        pytest.param(
-            "torch_service.py", "collection", "/pool", steady, {"python.gc"}, marks=pytest.mark.alone, id="collection"
-        ),
     ],
 )
 def test_a_planted_fault_is_named_right_or_left_unexplained(
@@ -100,21 +115,25 @@ def test_a_planted_fault_is_named_right_or_left_unexplained(
     path: str,
     traffic: Callable[[Path], Path],
     causes: set[str],
-    watched: bool,
 ) -> None:
     service = planted(fault, script=script)
-    words = ["--traffic", str(traffic(tmp_path)), "--percentile", "95"]
-    words += ["--pid", str(service.pid)] if watched else []
-    _, found, _ = diagnose(tmp_path, service.at(path), *words)
-    check(found, causes, watched=watched)
+    words = ("--traffic", str(traffic(tmp_path)), "--percentile", "95", "--pid", str(service.pid))
+    _, found, record = diagnose(tmp_path, service.at(path), *words)
+    check(found, causes, watched=True)
+    check(without(record, *PROCESS), causes, watched=False)
 
 
+@pytest.mark.alone  # when a collection ran is only known from readings of the metrics, which others delay
 @pytest.mark.slow
-def test_a_collection_without_metrics_is_the_interpreter_s_lock(tmp_path: Path, planted: Plant) -> None:
+def test_a_collection_is_named_and_without_metrics_it_is_the_interpreter_s_lock(
+    tmp_path: Path, planted: Plant
+) -> None:
     service = planted("collection", script="torch_service.py")
-    words = ("--traffic", str(steady(tmp_path)), "--pid", str(service.pid), "--metrics", "off", "--percentile", "95")
-    _, found, _ = diagnose(tmp_path, service.at("/pool"), *words)
-    check(found, {"python.gil", "unexplained"}, watched=True)
+    words = ("--traffic", str(steady(tmp_path)), "--percentile", "95", "--pid", str(service.pid))
+    _, found, record = diagnose(tmp_path, service.at("/pool"), *words)
+    check(found, {"python.gc"}, watched=True)
+    check(without(record, *PROCESS), {"python.gc"}, watched=False)
+    check(without(record, *METRICS), {"python.gil", "unexplained"}, watched=True)
 
 
 @pytest.fixture
@@ -135,29 +154,30 @@ def neighbor() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("watched", [True, False], ids=["pid", "no-pid"])
 def test_a_neighbor_on_the_core_is_named_right_or_left_unexplained(
-    tmp_path: Path, planted: Plant, neighbor: Callable[[int], None], watched: bool
+    tmp_path: Path, planted: Plant, neighbor: Callable[[int], None]
 ) -> None:
     service, core = planted("computing"), min(os.sched_getaffinity(0))
     os.sched_setaffinity(service.pid, {core})
     neighbor(core)
-    words = ["--traffic", str(steady(tmp_path)), "--percentile", "95"]
-    words += ["--pid", str(service.pid)] if watched else []
-    _, found, _ = diagnose(tmp_path, service.at(), *words)
-    most = max(found["causes"], key=lambda each: float(each["tail_ms"]))["cause"]
-    assert most == "host.contention" if watched else most in ("unexplained", "traffic.burst")
+    words = ("--traffic", str(steady(tmp_path)), "--percentile", "95", "--pid", str(service.pid))
+    _, found, record = diagnose(tmp_path, service.at(), *words)
+    most, alone = (
+        max(each["causes"], key=lambda cause: float(cause["tail_ms"]))["cause"]
+        for each in (found, without(record, *PROCESS))
+    )
+    assert most == "host.contention"
+    assert alone in ("unexplained", "traffic.burst")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("watched", [True, False], ids=["pid", "no-pid"])
-def test_a_slow_dependency_of_litserve(tmp_path: Path, planted: Plant, watched: bool) -> None:
+def test_a_slow_dependency_of_litserve(tmp_path: Path, planted: Plant) -> None:
     if importlib.util.find_spec("litserve") is None:
         pytest.skip("litserve is not installed (pip install litserve): no server of this kind was diagnosed")
     service = planted("dependency", script="litserve_service.py")
-    words = ["--traffic", str(steady(tmp_path)), "--percentile", "95"]
-    words += ["--pid", str(service.pid)] if watched else []
+    words = ("--traffic", str(steady(tmp_path)), "--percentile", "95", "--pid", str(service.pid))
     _, found, record = diagnose(tmp_path, service.at("/predict"), *words)
     assert record.meta.http["server"] == "LitServe"
     # Its one worker serves one request at a time: while it waits all stand still, for which no cause is visible.
-    check(found, {"external.dependency"}, watched=False)
+    for each in (found, without(record, *PROCESS)):
+        check(each, {"external.dependency"}, watched=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from latfix.cli.app import main
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target import http_session
+from latfix.runners.http_target.address import Trust, parse_address
 from latfix.traffic.sent_ids import sent_id, trace_of
 from tests.runners.http_target.conftest import Planted
 
@@ -228,6 +230,12 @@ def test_what_the_services_metrics_report_is_in_the_ledger(tmp_path: Path, plant
     assert "queue" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+def test_metrics_are_read_unless_that_is_turned_off(planted: Plant) -> None:
+    address = parse_address(planted("reporting_queue").at())
+    found = [http_session.find_metrics(address, {}, option, Trust()) for option in (None, "off")]
+    assert found == [address.at("/metrics").url, None]
+
+
 @pytest.mark.slow
 def test_the_services_log_is_joined_by_request(
     tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
@@ -266,12 +274,29 @@ def test_the_services_log_is_joined_by_request(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offset_s", [0, -86_400])
-def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Plant, offset_s: int) -> None:
+def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Plant) -> None:
+    """Also by a service whose clock is a day behind."""
     service = planted("dependency")
     traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={})
     _, alone, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic))
     assert "external.dependency" not in causes_of(alone)  # nothing shows it
+    for name, offset_s in (("now", 0), ("yesterday", -86_400)):
+        run = shutil.copytree(tmp_path / "run", tmp_path / name)
+        file = _spans(tmp_path / f"{name}.json", record, offset_s)
+        code = main(["report", str(run), "--server-log", str(file), "--json", str(tmp_path / "r.json")])
+        found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+        assert code == 0
+        assert found["verdict"] == "external.dependency"
+        parts = {each["part"]: each["typical_ms"] for each in found["service"]["parts"]}
+        assert parts["queue"] == pytest.approx(0.5, abs=0.01)
+        assert parts["compute"] == pytest.approx(3.0, abs=0.01)
+        assert parts["network"] == pytest.approx(0.2, abs=0.2)
+        assert "for db" in causes_of(found)["external.dependency"]["evidence"]
+        assert sum("Without a partner" in note for note in found["notes"]) == 1
+
+
+def _spans(file: Path, record: RunRecord, offset_s: int) -> Path:
+    """Spans of the service for each request that was sent, and of one that was not."""
     spans = []
     for row, k in enumerate(record.requests["index"].tolist()):
         trace, client = trace_of(record.meta.http["run"], record.traffic.ids[k])
@@ -281,18 +306,8 @@ def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Pl
         called = ("C", "S", "api", "SELECT", 500_000, took - wait), ("D", "C", "db", "query", 700_000, took - wait)
         spans += [_span(trace, client, begin, *each) for each in (*inside, *called)]
     spans.append(_span("f" * 32, "e" * 16, 10**18, "S", "", "api", "GET /health", 0, 1_000_000))
-    file = tmp_path / "spans.json"
     file.write_text("\n".join(json.dumps(each) for each in spans) + "\n", encoding="utf-8")
-    code = main(["report", str(tmp_path / "run"), "--server-log", str(file), "--json", str(tmp_path / "r.json")])
-    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert code == 0
-    assert found["verdict"] == "external.dependency"
-    parts = {each["part"]: each["typical_ms"] for each in found["service"]["parts"]}
-    assert parts["queue"] == pytest.approx(0.5, abs=0.01)
-    assert parts["compute"] == pytest.approx(3.0, abs=0.01)
-    assert parts["network"] == pytest.approx(0.2, abs=0.2)
-    assert "for db" in causes_of(found)["external.dependency"]["evidence"]
-    assert sum("Without a partner" in note for note in found["notes"]) == 1
+    return file
 
 
 def _span(
