@@ -25,13 +25,13 @@ Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
 STEADY = sleeper("0.002")
-WINDOW = {"max_batch_size": 8, "batch_window_ms": 80.0, "warmup_requests": 4}
+WINDOW = {"max_batch_size": 16, "batch_window_ms": 80.0, "warmup_requests": 4}
 
 
 REQUESTS = 160
 
 
-def traffic(n: int, seconds: float = 2.0) -> list[dict[str, Any]]:
+def traffic(n: int, seconds: float = 1.4) -> list[dict[str, Any]]:
     return [{"arrival_s": seconds * k / n, "value": k % 50} for k in range(n)]
 
 
