@@ -91,7 +91,7 @@ def test_a_fault_reaches_the_log_and_its_evidence_the_record(
 ) -> None:
     if reason := RECIPES[recipe].obstacle():
         pytest.skip(reason)
-    kept = run_case(make_case((recipe,), "large", 12, 5.0), tmp_path, PACE)
+    kept = run_case(make_case((recipe,), "large", 12, 3.0), tmp_path, PACE)
     faults = read_faults(kept.log)
     assert {fault.kind for fault in faults} == kinds
     assert {fault.cause for fault in faults} == {RECIPES[recipe].cause}
