@@ -61,7 +61,11 @@ CATALOGUE = {
         command="{python} -m benchmarks.optimize.typical_run --runs 5 --out {file}", measures=_OPTIMIZER
     ),
     "gate_power.json": Result(
-        command="{python} -m benchmarks.gates.gate_power; {python} -m benchmarks.gates.gate_services",
+        command="{python} -m benchmarks.gates.gate_power",
+        measures=("latfix/statistics", "runners/gate"),
+    ),
+    "gate_services.json": Result(
+        command="{python} -m benchmarks.gates.gate_services --out {file}",
         measures=("latfix/statistics", "runners/gate"),
     ),
     "gates.json": Result(

@@ -40,6 +40,7 @@ from latfix.runners.gate.paired_rounds import Round, Side, replay_rounds
 from latfix.runners.gate.traffic_parts import cut, part_seconds
 from latfix.runners.replay.arm import Arm
 from latfix.stages import Status
+from latfix.statistics.control_variate import fit_control
 from latfix.statistics.score_bounds import log_ratios
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
@@ -164,6 +165,13 @@ def cell(rounds: list[Timed], change: float, decide_s: float) -> dict[str, Any]:
         orders = [np.random.default_rng(seed).permutation(len(rounds))[:held] for seed in range(DRAWS)]
     found: dict[str, Any] = {"rounds": len(rounds), "round_s": round(float(took.mean()), 1)}
     for key in QUANTILES:
+        each = log_ratios(base, new, QUANTILES[key])
+        at_pace = each - fit_control(each, drift).shifts
+        found[f"{key} of a round"] = {
+            "ratio": round(float(np.exp(np.nanmean(each))), 3),
+            "spread": round(float(np.nanstd(each, ddof=1)), 3),
+            "spread_at_equal_pace": round(float(np.nanstd(at_pace, ddof=1)), 3),
+        }
         for case in (case for case in CASES if case.change == change):
             names, minutes = [], []
             for order in orders:
@@ -174,7 +182,6 @@ def cell(rounds: list[Timed], change: float, decide_s: float) -> dict[str, Any]:
             found[f"{key}<=baseline*{case.limit:g}"] = {
                 **{name: names.count(name) / len(names) for name in ("passed", "failed", "undecided")},
                 "right": case.right[0],
-                "ratio": round(float(np.exp(np.nanmean(log_ratios(base, new, QUANTILES[key])))), 3),
                 "minutes": round(float(np.median(minutes)), 1),
             }
     return found
@@ -188,7 +195,7 @@ def main() -> int:
     parser.add_argument("--changes", nargs="+", type=float, choices=CHANGES, default=list(CHANGES))
     parser.add_argument("--budget", default="5m", help="of each cell's replays")
     parser.add_argument("--decide", default="5m", help="of one decision")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gate_power.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gate_services.json")
     options = parser.parse_args()
     budget_s, decide_s = parse_budget(options.budget), parse_budget(options.decide)
     document = earlier_result(options.out)

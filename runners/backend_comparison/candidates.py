@@ -17,9 +17,9 @@ from latfix.config.tensorrt_requirements import driver_missing
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
 from latfix.runners.backends.onnx_export import Exported, dynamic_of, example_of, export, sizes_of
-from latfix.runners.backends.replaced_model import FlatModel, call_on_copy, export_program
+from latfix.runners.backends.replaced_model import FlatModel, export_program
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
-from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 from latfix.runners.model_files.file_module import FileModule
 from latfix.runners.model_files.file_workload import FileWorkload

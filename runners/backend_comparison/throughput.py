@@ -20,8 +20,15 @@ from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.answers.own_variation import OwnAnswers, own_variation
 from latfix.runners.backend_comparison.candidates import Candidate
-from latfix.runners.backends.replaced_model import call_on_copy, on_copy
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output
+from latfix.runners.calls.model_call import (
+    USER_ERRORS,
+    call_model,
+    call_on_copy,
+    describe,
+    model_error,
+    on_copy,
+    split_output,
+)
 from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.statistics.decision import Interval
 from latfix.statistics.score_bounds import between

@@ -14,10 +14,10 @@ from latfix.errors import RunnerError
 from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
-from latfix.runners.backends.replaced_model import ReplacedModel, call_on_copy
+from latfix.runners.backends.replaced_model import ReplacedModel
 from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, describe
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import RunnerSettings
 

@@ -13,7 +13,7 @@ import torch
 
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe, in_order
-from latfix.runners.calls.tensor_tree import flatten, map_tensors, unflatten
+from latfix.runners.calls.tensor_tree import flatten, unflatten
 
 Tensors = Sequence[torch.Tensor]
 
@@ -77,16 +77,6 @@ class FlatModel(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])
-
-
-def on_copy(batch: Any) -> Any:
-    """A batch whose tensors are copies: a model may change its inputs in place, and others run on them, too."""
-    return map_tensors(batch, lambda tensor, _: tensor.clone())
-
-
-def call_on_copy(model: Any, batch: Any) -> Any:
-    """The model's answer to a batch, which stays as it is."""
-    return call_model(model, on_copy(batch))
 
 
 @contextlib.contextmanager

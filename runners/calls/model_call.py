@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from latfix.formatting import clipped, counted
+from latfix.runners.calls.tensor_tree import map_tensors
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter or a panic in a native
 #: library, which is not an ``Exception`` either, fails one request only.
@@ -50,6 +51,16 @@ def call_model(model: Any, inputs: Any) -> Any:
     if isinstance(inputs, tuple | list):
         return model(*inputs)
     return model(inputs)
+
+
+def on_copy(batch: Any) -> Any:
+    """A batch whose tensors are copies: a model may change its inputs in place, and others run on them, too."""
+    return map_tensors(batch, lambda tensor, _: tensor.clone())
+
+
+def call_on_copy(model: Any, batch: Any) -> Any:
+    """The model's answer to a batch, which stays as it is."""
+    return call_model(model, on_copy(batch))
 
 
 def split_output(output: Any, size: int) -> list[Any]:

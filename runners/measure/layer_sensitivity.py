@@ -20,8 +20,7 @@ import numpy as np
 
 from latfix.errors import RunnerError
 from latfix.runners.answers.named_outputs import outputs_of
-from latfix.runners.backends.replaced_model import call_on_copy
-from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, describe
 from latfix.runners.calls.tensor_tree import move
 from latfix.runners.measure.accuracy import Accuracy, evaluate, sample_requests
 from latfix.runners.measure.accuracy_guard import judge

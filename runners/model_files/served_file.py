@@ -9,9 +9,10 @@ from typing import Any, TypeGuard
 import torch
 
 from latfix.runners.backends.converted_model import Conversion, largest_deviation, other_answers, too_far
-from latfix.runners.backends.replaced_model import call_on_copy, raised_as
+from latfix.runners.backends.replaced_model import raised_as
 from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
+from latfix.runners.calls.model_call import call_on_copy
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.runners.model_files.file_module import FileModule
 from latfix.runners.model_files.formats.onnx import GraphModule, load_graph

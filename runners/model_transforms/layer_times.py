@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from latfix.runners.backends.replaced_model import call_on_copy
+from latfix.runners.calls.model_call import call_on_copy
 from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.model_transforms.precision import activation_dtype, cast_floats, in_precision, quantizable
 from latfix.settings import Precision

@@ -20,8 +20,9 @@ def test_both_sides_differ_in_their_computation_alone(service: str, tmp_path: Pa
     assert len(traffic) > 100
     if service == "service":
         commands = [arm.command.partition(" exec ") for arm in (base, head)]
-        assert [command[0] for command in commands] == ["LONGER=1.0", "LONGER=1.3"]
-        assert commands[0][2] == commands[1][2]
+        assert [command[0] for command in commands] == ["LONGER=1", "LONGER=1.3"]
+        starts, ports = zip(*(command[2].split(" --port ") for command in commands), strict=True)
+        assert starts[0] == starts[1] and ports[0] != ports[1]
         return
     adapter = (tmp_path / "slower" / "workload.py").read_text()
     compile(adapter, "workload.py", "exec")
@@ -42,9 +43,12 @@ def test_recorded_rounds_are_decided_by_gate(monkeypatch: pytest.MonkeyPatch) ->
 
     assert found["rounds"] == 12 and found["round_s"] == 10.0
     gates = {name: entry for name, entry in found.items() if isinstance(entry, dict)}
+    statistics = {name: gates.pop(name) for name in list(gates) if name.endswith(" of a round")}
     assert set(gates) == {
         f"{key}<=baseline*{limit}" for key in ("mean", "p50", "p95", "p99") for limit in ("1", "1.1")
     }
+    assert statistics["mean of a round"]["ratio"] == pytest.approx(1.3, rel=0.02)
+    assert statistics["mean of a round"]["spread"] == statistics["mean of a round"]["spread_at_equal_pace"] < 0.05
     assert gates["mean<=baseline*1.1"]["failed"] == 1 and gates["mean<=baseline*1.1"]["minutes"] < 2
     assert all(entry["passed"] == 0 and entry["right"] == "failed" for entry in gates.values())
     drawn = gate_services.cell(rounds[:8], 1.3, 70.0)["mean<=baseline*1.1"]

@@ -15,14 +15,14 @@ from latfix.errors import RunnerError
 from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.converted_model import Conversion, other_answers
-from latfix.runners.backends.replaced_model import ReplacedModel, call_on_copy, raised_as
+from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
 from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside, Tally
-from latfix.runners.calls.model_call import as_called
+from latfix.runners.calls.model_call import as_called, call_on_copy
 from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 
