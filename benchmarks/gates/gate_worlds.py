@@ -84,7 +84,7 @@ class Bench:
     def controlled_rounds(
         self, count: int, *, parts: int = 1, slack: float = 0.02
     ) -> tuple[list[Floats], list[Floats], Floats]:
-        """Like :meth:`rounds`, each with one of several parts of the traffic; also the pace from compute in turns.
+        """Like :meth:`rounds`, each with one of several parts of the traffic; also the machine's pace.
 
         :param slack: standard deviation of that pace's logarithm.
         """
