@@ -11,7 +11,7 @@ from typing import Protocol
 
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import PACE
-from latfix.runners.replay.arm import Watch
+from latfix.runners.replay.arm import Startable, Watch, start_at_once
 from latfix.traffic.schedule import Traffic
 
 
@@ -28,7 +28,7 @@ class Round:
     drift: float = math.nan
 
 
-class Side(Protocol):
+class Side(Startable, Protocol):
     """A service that is replayed on fresh processes: an :class:`Arm`, or a :class:`served_arm.ServedArm`."""
 
     @property
@@ -40,10 +40,6 @@ class Side(Protocol):
     def running(self) -> object: ...
 
     def close(self) -> None: ...
-
-    def launch(self) -> None: ...
-
-    def start(self) -> None: ...
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord: ...
 
@@ -62,10 +58,7 @@ def replay_rounds(
     """
     for number, traffic in enumerate(cycle(parts)):
         records = {}
-        for arm in (base, new):
-            arm.launch()
-        for arm in (base, new):
-            arm.start()
+        start_at_once(base, new)
         for arm in (base, new) if number % 2 == 0 else (new, base):
             records[arm.label] = arm.replay(out / f"{arm.label}-{number + 1}", traffic, watch, seed=seed)
         for arm in (base, new):

@@ -10,7 +10,7 @@ from pathlib import Path
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.runners.replay.run_session import Interrupted
 from latfix.statistics.decision import LEVEL, Rule
 from latfix.statistics.group_sequential import FIRST_LOOK, Reason, look_level, stop
@@ -120,14 +120,6 @@ def prove(
         count = len(proof.rounds)
         proof.level = look_level(count, max(proof.most, count), last=True)
     return proof
-
-
-def start_at_once(*arms: Arm) -> None:
-    """Start the processes of services at the same time, and pause them."""
-    for arm in arms:
-        arm.launch()
-    for arm in arms:
-        arm.start()
 
 
 def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: int) -> None:

@@ -25,7 +25,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.optimize.configuration import Obstacle
-from latfix.runners.optimize.final_replay import Proof, prove, start_at_once
+from latfix.runners.optimize.final_replay import Proof, prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.predicted_configurations import Bounds, Goal, Planner, trusted
@@ -33,7 +33,7 @@ from latfix.runners.optimize.screening_decision import SMALLEST
 from latfix.runners.optimize.screening_decision import shown as words
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
-from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
 from latfix.settings import RunnerSettings
 from latfix.statistics.decision import RatioEstimate

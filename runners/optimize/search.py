@@ -62,7 +62,7 @@ _SHORTER_PROOF = 2 / 3
 _MUCH = 0.25
 #: this share of the time for the final replay, if that leaves
 _FEWER_ROUNDS = 1 / 2
-#: so many rounds: fewer decide no difference, however large, beyond what a restart does.
+#: so many rounds: fewer seldom decide even a large difference.
 _LEAST_ROUNDS = 3
 #: If there was no time for any replay, a configuration with at most this predicted ratio goes to the final replay.
 _UNTRIED = 0.9

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
@@ -21,6 +21,24 @@ from latfix.traffic.schedule import Traffic
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
 #: Commands that profile batches if the model is on a device.
 _PROFILING = ("evidence",)
+
+
+class Startable(Protocol):
+    """A service whose process starts in two steps."""
+
+    def launch(self) -> None:
+        """Start the process without waiting for it."""
+
+    def start(self) -> None:
+        """Wait until the service is ready."""
+
+
+def start_at_once(*services: Startable) -> None:
+    """Start the processes of services at the same time."""
+    for service in services:
+        service.launch()
+    for service in services:
+        service.start()
 
 
 @dataclass(slots=True)
