@@ -55,9 +55,6 @@ CATALOGUE = {
         measures=(*_DIAGNOSIS, "profilers/chunked"),
     ),
     "demo.json": Result(
-        command="{python} -m benchmarks.optimize.typical_run --runs 9 --out {file}", measures=_OPTIMIZER
-    ),
-    "demo_runs.json": Result(
         command="{python} -m benchmarks.optimize.typical_run --runs 5 --out {file}", measures=_OPTIMIZER
     ),
     "gate_power.json": Result(

@@ -1,6 +1,6 @@
 """The typical run of ``make demo``: the command several times, and the output of the run with the median p99 ratio.
 
-    python -m benchmarks.optimize.typical_run [--runs 9]      about five minutes a run; needs a quiet machine
+    python -m benchmarks.optimize.typical_run [--runs 5]      about four minutes a run; needs a quiet machine
 
 Writes ``benchmarks/results/demo.json`` after each run: ``runs`` with the ratios of each, ``output`` and ``result`` of
 the typical one. README shows that output; ``tests/benchmarks/test_typical_run.py`` compares them.
@@ -27,7 +27,7 @@ _COLUMNS = "80"
 def main() -> int:
     """Run, write, and print the typical output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=9, help="an odd number")
+    parser.add_argument("--runs", type=int, default=5, help="an odd number")
     parser.add_argument("--out", type=Path, default=RESULTS / "demo.json")
     options = parser.parse_args()
     if options.runs < 1 or options.runs % 2 == 0:
