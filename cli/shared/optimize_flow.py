@@ -241,11 +241,10 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
 
 
 def _disturbed(outcome: Outcome) -> str:
-    """How other processes disturbed the replays behind the verdict: the last ones, or the baseline; or empty."""
-    from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
+    """How other processes disturbed the replays behind the verdict: the final ones, or the baseline; or empty."""
+    from latfix.profilers.causes.host.core_takers import disturbance
 
-    last = [record for record in (outcome.before, outcome.after) if record is not None]
-    return disturbed_replays([disturbance(record.samples) for record in last or [outcome.baseline]])
+    return disturbance(outcome.baseline.samples) if outcome.final is None else outcome.final.disturbed
 
 
 def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:

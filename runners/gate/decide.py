@@ -14,9 +14,9 @@ from latfix.formatting import counted, key_label, significant
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
 from latfix.gates.syntax import Gate
 from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
+from latfix.profilers.fair_rounds import FairRounds
 from latfix.profilers.latency_causes import by_cause, by_stage
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
-from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.gate.paired_rounds import Round
 from latfix.runners.replay.run_session import Interrupted
@@ -33,13 +33,13 @@ class Decision:
 
     :param comparison: of all rounds that count, with the gates; ``None`` if none does.
     :param round_s: seconds that a round took, with the starts of its processes; ``None`` before the first.
-    :param late: number of rounds that do not count because something else on the machine delayed the replayer.
+    :param rounds: those that count; ``fair`` tells which do.
     :param interrupted: Ctrl-C ended it; only complete rounds count.
     """
 
     comparison: Comparison | None = None
     rounds: list[Round] = field(default_factory=list)
-    late: int = 0
+    fair: FairRounds = field(default_factory=FairRounds)
     round_s: float | None = None
     interrupted: bool = False
 
@@ -82,24 +82,24 @@ def decide(
     :param budget_s: seconds for all rounds, from now on.
     :param clock: seconds of a monotonic clock.
     """
-    decision, most, number, last = Decision(), 1, 0, True
+    decision, made, most, looked, last = Decision(), list[Round](), 1, 0, True
     until = clock() + budget_s
     try:
         while True:
             started = clock()
             found = next(rounds)
-            number += 1
+            made.append(found)
+            number = len(made)
             took, left_s = clock() - started, until - clock()
-            if is_on_time(found.base) and is_on_time(found.new):
-                decision.rounds.append(found)
-            else:
-                decision.late += 1
+            decision.fair.add(found.base, found.new)
+            decision.rounds = [made[k] for k in decision.fair.counted]
             if number == 1:
                 most = 1 + int(max(left_s, 0.0) / took)
             decision.round_s = (clock() - until + budget_s) / number
             on_round(found, number, most)
             last = number >= most or left_s < took
-            enough = len(decision.rounds) >= FIRST_LOOK
+            enough = len(decision.rounds) >= max(FIRST_LOOK, looked + 1)  # each number of rounds has one look
+            looked = len(decision.rounds) if enough else looked
             if last or (enough and _decided(_look(decision, gates, most, seed, last=False))):
                 break
     except (Interrupted, KeyboardInterrupt):
@@ -154,9 +154,7 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
 def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[str]:
     count = len(decision.rounds)
     yield f"{counted(count, 'round')} of both on fresh processes, of at most {max(most, count)} in the budget"
-    if decision.late:
-        left_out = "1 more round is" if decision.late == 1 else f"{decision.late} more rounds are"
-        yield f"{left_out} left out: something else on the machine delayed the replayer"
+    yield from decision.fair.notes()
     known = [found.drift for found in decision.rounds if math.isfinite(found.drift)]
     if len(known) > 1:
         size = significant(100 * float(np.std(known)), 2)

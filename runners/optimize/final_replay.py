@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
+from latfix.profilers.fair_rounds import FairRounds
 from latfix.results.comparison import Comparison, compare_rounds
-from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.runners.replay.run_session import Interrupted
@@ -26,11 +27,12 @@ _Pair = tuple[RunRecord, RunRecord]
 class Proof:
     """Complete rounds of the final replay.
 
-    :param rounds: records before and after, in the order of the rounds.
+    :param rounds: records before and after of the rounds that count, in their order.
     :param interrupted: Ctrl-C ended it; only complete rounds count.
     :param judged: the statistic to decide; ``None`` for the workload's percentile.
     :param level: error rate of the look after the last round, used by :meth:`compare`.
     :param most: number of rounds that the budget allows.
+    :param looked: number of rounds at the last look.
     :param stopped: why it ended; ``None`` if it was interrupted.
     :param round_s: seconds that the longest round took.
     """
@@ -41,6 +43,7 @@ class Proof:
     judged: str | None = None
     level: float = LEVEL
     most: int = MOST_ROUNDS
+    looked: int = 0
     stopped: Reason | None = None
     round_s: float = 0.0
 
@@ -50,9 +53,11 @@ class Proof:
         :raises ValueError: there are no rounds.
         """
         before, after = ([pair[k] for pair in self.rounds] for k in (0, 1))
-        return compare_rounds(
+        comparison = compare_rounds(
             before, after, seed=seed, accuracy=accuracy, rule=Rule(level=self.level), judged=self.judged
         )
+        replays = [record for pair in self.rounds for record in pair]
+        return replace(comparison, disturbed=disturbed_replays([disturbance(each.samples) for each in replays]))
 
 
 def prove(
@@ -84,10 +89,10 @@ def prove(
     :param look: called with the first replay of ``after`` while its process is still alive.
     :param undecided: true for a comparison that decides not every gate.
     """
-    proof, late, number = Proof(judged=judged), list[_Pair](), 0
+    proof, pairs, fair = Proof(judged=judged), list[_Pair](), FairRounds()
     try:
         while proof.stopped is None:
-            number += 1
+            number = len(pairs) + 1
             started = time.monotonic() if began is None or number > 1 else began
             if at_once:
                 start_at_once(before, after)
@@ -99,23 +104,21 @@ def prove(
                 if look is not None and arm is after and number == 1:
                     look(records[arm.label])
                 arm.restart()
-            pair = (records[before.label], records[after.label])
-            (proof.rounds if all(is_on_time(record) for record in pair) else late).append(pair)
+            pairs.append((records[before.label], records[after.label]))
+            fair.add(*pairs[-1])
+            proof.rounds = [pairs[k] for k in fair.counted]
             proof.round_s = took = max(proof.round_s, time.monotonic() - started)
             if number == 1:
                 proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
             ended = number >= proof.most or left_s() < took
-            hopeless = len(late) >= FIRST_LOOK and not proof.rounds
+            hopeless = fair.late >= FIRST_LOOK and not proof.rounds
             proof.stopped = "too late" if hopeless else "budget" if ended else _look(proof, seed, undecided)
     except (Interrupted, KeyboardInterrupt):
         proof.interrupted = True
-    if late and proof.rounds:
-        proof.notes.append(
-            f"{len(late)} of {len(late) + len(proof.rounds)} final rounds are left out: something else on the "
-            "machine delayed the replayer."
-        )
-    elif late:
-        proof.rounds = late  # this is no accident: the comparison reports that nothing can be proved
+    if proof.rounds:
+        proof.notes += fair.notes()
+    else:
+        proof.rounds = pairs  # all late, which is no accident: the comparison reports that nothing can be proved
     if proof.rounds and (proof.interrupted or proof.stopped == "budget"):
         count = len(proof.rounds)
         proof.level = look_level(count, max(proof.most, count), last=True)
@@ -129,8 +132,9 @@ def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: i
 
 def _look(proof: Proof, seed: int, undecided: Callable[[Comparison], bool] | None) -> Reason | None:
     """Why it ends after this round, ``None`` if it goes on; sets the level of the test."""
-    if len(proof.rounds) < FIRST_LOOK:
+    if len(proof.rounds) < max(FIRST_LOOK, proof.looked + 1):  # each number of rounds has one look
         return None
+    proof.looked = len(proof.rounds)
     proof.level = look_level(len(proof.rounds), proof.most)
     comparison = proof.compare(seed=seed)
     reason = stop(comparison.ratio[comparison.judged], proof.most, smallest=comparison.smallest)

@@ -14,10 +14,10 @@ from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
 from latfix.formatting import significant
 from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
+from latfix.profilers.fair_rounds import FairRounds
 from latfix.profilers.latency_causes import explained
 from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_rounds, summarize
-from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import by_device
 from latfix.runners.measure.accuracy_guard import judge
@@ -289,25 +289,20 @@ class SideBySide:
             record=replays[-1].folder.name if replays else "",
         )
 
-    def _counted(self, tried: _Tried) -> tuple[list[tuple[RunRecord, RunRecord]], int]:
-        """The rounds that both completed, and how many more are left out.
-
-        Rounds in which the replayer was late are left out, unless all are.
-        """
-        base = self._base
+    def _counted(self, tried: _Tried) -> tuple[list[tuple[RunRecord, RunRecord]], list[str]]:
+        """The rounds that both completed and that count, and what was left out. If all were late, all count."""
+        base, fair = self._base, FairRounds()
         pairs = [(base.records[k], tried.records[k]) for k in sorted(base.records.keys() & tried.records.keys())]
-        on_time = [pair for pair in pairs if all(is_on_time(record) for record in pair)] or pairs
-        return on_time, len(pairs) - len(on_time)
+        for pair in pairs:
+            fair.add(*pair)
+        some = [pairs[k] for k in fair.counted]
+        return some or pairs, list(fair.notes()) if some else []
 
     def _compared(self, tried: _Tried) -> Comparison | None:
         pairs, left_out = self._counted(tried)
         if not pairs:
             return None
-        if left_out:
-            self._notes.append(
-                f"{tried.idea.name}: {left_out} of {len(pairs) + left_out} rounds are left out: something else on "
-                "the machine delayed the replayer."
-            )
+        self._notes += [f"{tried.idea.name}: {each}." for each in left_out]
         before, after = zip(*pairs, strict=True)
         scores = (self._base.score, tried.score)
         return compare_rounds(before, after, seed=self.options.seed, accuracy=scores)

@@ -122,8 +122,10 @@ def test_a_noisy_machine_uses_the_budget_and_stays_undecided() -> None:
 
 def test_late_rounds_do_not_count() -> None:
     found = decided(Service(late=3))
-    assert found.late == 3 and outcome(found) == [True, True] and found.comparison is not None
-    assert any("3 more rounds are left out" in note for note in found.comparison.notes)
+    assert found.fair.late == 3 and outcome(found) == [True, True] and found.comparison is not None
+    assert any(
+        " rounds are left out: something else" in note and note.startswith("3 of ") for note in found.comparison.notes
+    )
     assert decided(Service(late=100)).comparison is None
 
 

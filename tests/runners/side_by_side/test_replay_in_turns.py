@@ -284,7 +284,7 @@ def test_late_rounds_are_left_out(run: Try, world: World) -> None:
     world.late = {("half", 2)}
     found = run({"half": 0.5, "double": 2.0}, rounds=4)
     rounds = [idea.comparison.rounds for idea in found.ideas if idea.comparison]
-    assert rounds == [3, 4] and "half: 1 of 4 rounds are left out" in found.notes[0]
+    assert rounds == [3, 4] and "half: 1 of 4 rounds is left out" in found.notes[0]
 
 
 def test_settings_are_combined_unless_they_conflict() -> None:

@@ -208,7 +208,7 @@ def test_a_late_round_is_left_out_and_replaced(run: Run) -> None:
     proof = run(World(ratio=0.3, late=frozenset({"after-2"})))
 
     assert len(proof.rounds) == FIRST_LOOK and proof.stopped == "decided"
-    assert any(note.startswith("1 of 6 final rounds are left out") for note in proof.notes)
+    assert any(note.startswith("1 of 6 rounds is left out") for note in proof.notes)
     assert [pair[0].folder.name for pair in proof.rounds] == [f"before-{k}" for k in (1, 3, 4, 5, 6)]
 
 

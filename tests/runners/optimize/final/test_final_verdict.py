@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from latfix.results.comparison import RATIO_KEYS
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from latfix.statistics.decision import RatioEstimate
+from tests.profilers.samples import add_samples
 
 
 def test_the_final_replay_starts_both_afresh_each_round_in_turns(search: Any, world: Any) -> None:
@@ -42,7 +44,31 @@ def test_a_final_round_with_a_late_replayer_is_left_out(
     outcome = search(world.fix("HALF", 0.5))
     assert outcome.final is not None
     assert (outcome.final.rounds, outcome.verdict) == (rounds, verdict)
-    assert any("1 of 6 final rounds" in note for note in outcome.notes) is (late == {2})
+    assert any("1 of 6 rounds is left out" in note for note in outcome.notes) is (late == {2})
+
+
+def test_a_final_round_with_a_neighbor_beside_one_service_is_left_out(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slows that service twenty times in one round of six, which the others do not average out."""
+    replay = world.arm_class.replay
+
+    def beside(arm: Any, folder: Path, *arguments: Any, **options: Any) -> RunRecord:
+        record: RunRecord = replay(arm, folder, *arguments, **options)
+        if not folder.name.startswith(("before-", "after-")):
+            return record
+        hog = 1.0 if folder.name == "after-2" else 0.0
+        slowed = record.requests["latency_ns"] * (20 if hog else 1)
+        record = replace(record, requests={**record.requests, "latency_ns": slowed})
+        at = np.arange(5) * 10**9
+        spent = (at, hog * at.clip(max=10**9))
+        return add_samples(record, {"other.all.spent_ns": spent, "other.7.stress.spent_ns": spent})
+
+    monkeypatch.setattr(world.arm_class, "replay", beside)
+    outcome = search(world.fix("HALF", 0.5))
+    assert outcome.final is not None
+    assert (outcome.final.rounds, outcome.verdict) == (5, "improved")
+    assert any("1 of 6 rounds is left out: other processes" in note for note in outcome.notes)
 
 
 def test_nothing_kept_means_no_final_replay(search: Any, world: Any) -> None:
