@@ -46,6 +46,8 @@ def setting_rows(found: Optimization, first: Mapping[str, Any] | None = None) ->
 def _value(value: Any) -> str:
     if value is None:
         return "not set"
+    if isinstance(value, str) and value.count("=") > 1:
+        return ", ".join(value.split(":"))  # tunables, so that a line can end between two
     return shown(value, 400) if not isinstance(value, str) else value or "none"
 
 
@@ -114,6 +116,7 @@ class FrontRow:
     :param fixes: empty for the baseline.
     :param ratio: of the judged figure, over the baseline: from the final replay for the configuration that the search
         ended with; for others from the search's slow stretches, without an interval if it is a product of several.
+    :param predicted: for what the final replay covered for the first of these, else for the whole traffic.
     :param accuracy: ``None`` if no fix in it changes answers, or if it was not measured.
     :param best: replayed, and no other replayed one is at least as good in all three and better in one.
     """
@@ -196,11 +199,18 @@ def _candidates(found: Optimization) -> Iterator[FrontRow]:
             fixes=each.fixes,
             status=each.status,
             ratio=ratio_of(found.ratio.get(found.judged)) if proved else own,
-            predicted=finite(each.predicted.get(found.judged)),
+            predicted=_foretold(found) if proved else finite(each.predicted.get(found.judged)),
             accuracy=finite(found.after.accuracy if proved else each.accuracy),
             throughput_rps=finite(found.after.throughput_rps if proved else each.throughput_rps),
             compute=finite(each.compute),
         )
+
+
+def _foretold(found: Optimization) -> float | None:
+    """The predicted ratio of the plan for what the final replay covered; ``None`` if unknown."""
+    errors = found.prediction_error
+    error = None if errors is None else {"mean": errors.mean, "p99": errors.p99}.get(found.judged)
+    return None if error is None else finite(error.final)
 
 
 def _place(row: FrontRow) -> tuple[bool, float]:

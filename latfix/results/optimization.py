@@ -87,7 +87,7 @@ class PredictionError(Document):
 
     :param median: over the steps, as a share of the measured ratio; ``None`` without one.
     :param steps: how many were both predicted and replayed alone.
-    :param final: the predicted ratio of all kept fixes together, on the whole traffic.
+    :param final: the predicted ratio of all kept fixes together, for the traffic of the final replay.
     :param final_error: its error as a share of the measured one.
     :param at_pace: ``final`` with the batch times of that replay: its distance from the measured ratio is the
         simulation's error, the rest is the effect of the machine, or of a restart, on batch times.

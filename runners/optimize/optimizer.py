@@ -91,8 +91,9 @@ class Outcome:
     :param failure: why the service stopped working after the baseline; empty if it did not.
     :param layers: measured sensitivity of layers, if quantizing all of them cost too much accuracy.
     :param answers: how answers are compared, and whether the baseline answers differently in a batch.
-    :param predicted: by statistic, the predicted ratio over the whole traffic for all kept fixes together, with
-        measured compute; empty without a forecast. ``at_pace`` is the same at the pace of the final replay's batches.
+    :param predicted: by statistic, the predicted ratio over the traffic of the final replay for all kept fixes
+        together, with measured compute; empty without a forecast. ``at_pace`` is the same at the pace of that
+        replay's batches.
     :param shares: by kept fix, its part of the prediction (:meth:`Planner.shares`).
     :param adds: by fix, the measured ratio of the whole plan over the plan without it.
     :param trials: replayed configurations; ``candidates`` also holds those that were only measured.

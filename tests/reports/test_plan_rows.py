@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from latfix.reports.plan_rows import best_candidate, floor_words, front_rows, kept_words
-from latfix.results.optimization import Candidate, Contribution, Optimization
+from latfix.reports.plan_rows import best_candidate, floor_words, front_rows, kept_words, setting_rows
+from latfix.results.optimization import Candidate, Contribution, Optimization, PredictionError, PredictionErrors
 from latfix.statistics.decision import RatioEstimate
 
 
@@ -46,6 +46,27 @@ def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Op
     assert rows["batch.size"].best and rows["batch.size"].is_replayed
     assert not rows["quantize.int8_dynamic"].best
     assert next(iter(rows)) == "batch.size"
+
+
+@pytest.mark.parametrize("judged", ["p99", "p95"])
+def test_the_proved_plan_is_beside_the_prediction_for_the_same_traffic(improved: Optimization, judged: str) -> None:
+    """The search predicts for the whole traffic; the final replay may cover the slowest stretch only."""
+    kept = Candidate(fixes=("batch.size",), settings={}, status="kept", predicted={"p99": 0.01, "p95": 0.02})
+    errors = PredictionErrors(simulation=0.1, p99=PredictionError(median=None, steps=0, final=0.4, final_error=0.1))
+    found = replace(improved, judged=judged, rounds=2, candidates=(kept,), prediction_error=errors)
+    assert front_rows(found)[0].predicted == {"p99": 0.4, "p95": None}[judged]
+    assert front_rows(replace(found, rounds=0))[0].predicted == kept.predicted[judged]
+
+
+def test_the_plan_shows_variables_with_several_values_in_parts(improved: Optimization) -> None:
+    changes = {
+        "env.GLIBC_TUNABLES": (None, "glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"),
+        "backend": ("a", "b:c"),
+    }
+    assert setting_rows(replace(improved, changes=changes)) == [
+        ("env.GLIBC_TUNABLES", "not set", "glibc.malloc.mmap_max=0, glibc.malloc.arena_max=1"),
+        ("backend", "a", "b:c"),
+    ]
 
 
 @pytest.mark.parametrize(("status", "advised"), [("undecided", True), ("not_effective", False)])
