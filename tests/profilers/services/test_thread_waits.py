@@ -51,7 +51,9 @@ def test_waits_for_locks_work_and_the_interpreter_are_separated(service: int) ->
             break
         time.sleep(0.01)
     assert places == [2, 3], result
-    assert (result[INTERPRETER], result[ONE_ADDRESS], result[EPOLL]) == (2, 3, 1)
+    # From 3.13 on, each thread that waits for a ``threading.Lock`` waits at an address of its own.
+    at_one = 3 if sys.version_info < (3, 13) else 1
+    assert (result[INTERPRETER], result[ONE_ADDRESS], result[EPOLL]) == (2, at_one, 1)
     waits.close()
 
 
