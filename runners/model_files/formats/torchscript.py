@@ -37,7 +37,8 @@ def open_file(file: Path) -> OpenedModel:
 
 def _read(file: Path, device: str) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends torch.export; files remain
+        for category in (DeprecationWarning, FutureWarning):  # torch recommends torch.export; files remain
+            warnings.simplefilter("ignore", category)
         try:
             return torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]
         except USER_ERRORS as error:
