@@ -3,7 +3,9 @@
 nginx: ``log_format`` of ngx_http_log_module, ``combined`` followed by ``$request_time``, bare or as ``rt=``, and
 ``$upstream_response_time`` (``urt=``, ``ut=``); the format of ingress-nginx; ``$time_iso8601`` for ``$time_local``.
 Times are seconds, and a line has the time at which the request ended. A request with retries has a time for each
-upstream (``0.1, 0.2``). Apache: ``combined`` followed by ``%D`` (microseconds); a line has the time of arrival.
+upstream (``0.1, 0.2``). Apache: ``combined`` followed by ``%D`` (microseconds) or ``%T/%D``; a line has the time of
+arrival. Tomcat and Jetty: the same with milliseconds, recognized by their size, and the time of the end. morgan and
+other writers of units: ``20.3 ms``; the time of the end.
 Envoy: its default format and Istio's, with ``DURATION`` and ``X-ENVOY-UPSTREAM-SERVICE-TIME`` in milliseconds and the
 time of arrival.
 """
@@ -14,7 +16,7 @@ import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,19 @@ _KEYS: Mapping[str, str] = {
     "rl": "size",
     "request_length": "size",
 }
+#: A unit after a number; the seconds before Apache's microseconds in ``%T/%D``, often between asterisks.
+_AMOUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?(ms|us|µs|s)?$")
+_UNITS: Mapping[str, int] = {"ms": 1_000_000, "us": 1_000, "µs": 1_000, "s": 1_000_000_000}
+_SECONDS_AND_MICROSECONDS = re.compile(r"\**[0-9]+/[0-9]+\**$")
+#: Whole numbers with a smaller median are no microseconds of Apache; up to a millisecond they may be.
+_LEAST_US, _SURELY_US = 100, 1_000
 #: Separates the times of several upstreams.
 _ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[0-9-])")
 #: Most bytes of an answer's headers.
 _HEADERS = 4096
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
+#: Fields up to the time, including those that syslog and containers put before a line.
+_PREFIX = 10
 _MS, _S, _US = 1_000_000, 1_000_000_000, 1_000
 
 
@@ -62,17 +72,20 @@ _MS, _S, _US = 1_000_000, 1_000_000_000, 1_000
 class Layout:
     """The meaning of a line's fields.
 
-    :param fields: their number; ``places`` their places by meaning; ``prefixes`` by meaning the text up to ``=``.
+    :param fields: their number; ``places`` their places by meaning; ``around`` by meaning a pattern of the text
+        around a number.
     :param unit_ns: of latencies.
     :param stamps_end: lines have the time at which requests ended, not arrived.
+    :param doubt: why the unit may be another one; empty if it is certain.
     """
 
     writer: str
     fields: int
     places: Mapping[str, int]
-    prefixes: Mapping[str, str]
+    around: Mapping[str, str]
     unit_ns: int
     stamps_end: bool
+    doubt: str = ""
 
 
 def knows(head: bytes) -> bool:
@@ -87,11 +100,11 @@ def _is_line(line: str) -> bool:
     if line[:1] in "{":
         return False
     values = _blank_split(line)
-    return _stamp(values) is not None and any(map(_REQUEST.match, values[:12]))
+    return _stamp(values) is not None and any(map(_REQUEST.match, values[: _PREFIX + 6]))
 
 
 def _stamp(values: list[str]) -> int | None:
-    return next((k for k, value in enumerate(values[:6]) if _CLF.match(value) or _ISO.match(value)), None)
+    return next((k for k, value in enumerate(values[:_PREFIX]) if _CLF.match(value) or _ISO.match(value)), None)
 
 
 def _blank_split(line: str) -> list[str]:
@@ -123,7 +136,7 @@ def layout_of(lines: list[str]) -> Layout | None:
 
 def _layout(values: list[str]) -> Layout | None:
     stamp = _stamp(values)
-    request = next((k for k, value in enumerate(values[:10]) if _REQUEST.match(value)), None)
+    request = next((k for k, value in enumerate(values[: _PREFIX + 4]) if _REQUEST.match(value)), None)
     if stamp is None or request is None or len(values) < request + 3:
         return None
     places = {"stamp": stamp, "request": request, "status": request + 1}
@@ -144,7 +157,7 @@ def _envoy_numbers(values: list[str], first: int) -> int | None:
 
 def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
     """The layout of a line whose fields from ``first`` follow the combined format."""
-    prefixes: dict[str, str] = {}
+    around: dict[str, str] = {}
     decimals: list[int] = []
     whole: list[int] = []
     for k in range(first, len(values)):
@@ -152,7 +165,15 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
         value = value.strip('"')
         if equals and key in _KEYS and (_NUMBER.match(value) or value == "-"):
             places.setdefault(_KEYS[key], k)
-            prefixes[_KEYS[key]] = f"{key}="
+            around[_KEYS[key]] = f'^{re.escape(key)}="?|"$'
+        elif unit := _unit_at(values, k):
+            places["latency"] = k
+            around["latency"] = "(ms|us|µs|s)$"
+            return Layout("morgan", len(values), places, around, _UNITS[unit], stamps_end=True)
+        elif _SECONDS_AND_MICROSECONDS.match(values[k]):
+            places["latency"] = k
+            around["latency"] = r"^\**[0-9]+/|\**$"
+            return Layout("Apache", len(values), places, around, _US, stamps_end=False)
         elif _NUMBER.match(values[k]):
             (decimals if "." in values[k] else whole).append(k)
     if "latency" not in places and decimals:
@@ -163,8 +184,38 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
             places.setdefault("upstream", decimals[1])
     if "latency" not in places and whole and not _are_bytes(values, places["bytes"], whole):
         places["latency"] = whole[-1]
-        return Layout("Apache", len(values), places, prefixes, _US, stamps_end=False)
-    return Layout("nginx", len(values), places, prefixes, _S, stamps_end=True)
+        return Layout("Apache", len(values), places, around, _US, stamps_end=False)
+    return Layout("nginx", len(values), places, around, _S, stamps_end=True)
+
+
+def _unit_at(values: list[str], k: int) -> str:
+    """The unit of a number, attached to it or in the next field; empty without one."""
+    amount = _AMOUNT.match(values[k])
+    after = values[k + 1] if k + 1 < len(values) else ""
+    return (amount[1] or (after if after in _UNITS else "")) if amount else ""
+
+
+def _with_unit_of_whole_numbers(layout: Layout, lines: list[str], path: Path) -> Layout:
+    """Apache's layout with the unit of its whole numbers: Tomcat's ``%D`` and Apache's ``%{ms}T`` are milliseconds.
+
+    :raises InputError: most are 0.
+    """
+    split = [values for line in lines if len(values := _blank_split(line)) == layout.fields]
+    texts = [values[layout.places["latency"]] for values in split]
+    amounts = [int(text) for text in texts if text.isdecimal()]
+    typical = float(np.median(amounts)) if amounts else _SURELY_US
+    if not typical:
+        todo = (
+            "log a finer unit, such as Apache's %D, or say what they are with --pattern '...(?P<latency_ms>[0-9]+)$'"
+        )
+        raise input_error(path, None, "latencies in whole numbers that are mostly 0", "microseconds", todo)
+    if typical >= _SURELY_US:
+        return layout
+    if typical < _LEAST_US:
+        doubt = "whole numbers this small are no microseconds"
+        return replace(layout, writer="Tomcat or Jetty", unit_ns=_MS, stamps_end=True, doubt=doubt)
+    doubt = "if they are milliseconds, as %D of Tomcat and %{ms}T, use --pattern '...(?P<latency_ms>[0-9]+)$'"
+    return replace(layout, doubt=doubt)
 
 
 def _are_bytes(values: list[str], sent: int, whole: list[int]) -> bool:
@@ -186,6 +237,8 @@ def read(path: Path) -> RequestTable:
     if "latency" not in layout.places:
         todo = "add $request_time (nginx) or %D (Apache) to its format, and record again"
         raise input_error(path, 1, f"{layout.fields} fields without a latency", "how long each request took", todo)
+    if layout.writer == "Apache" and "latency" not in layout.around:
+        layout = _with_unit_of_whole_numbers(layout, lines, path)
     log = _Log(path, layout, bad)
     log.read()
     bad.check(log.good)
@@ -240,10 +293,8 @@ class _Log:
 
         def column(meaning: str) -> Any:
             text = block.column(str(places[meaning])).combine_chunks()
-            prefix = self._layout.prefixes.get(meaning, "")
-            if prefix:
-                text = pc.replace_substring_regex(text, f'^{re.escape(prefix)}"?|"$', "")
-            return text
+            around = self._layout.around.get(meaning, "")
+            return pc.replace_substring_regex(text, around, "") if around else text
 
         latency = _durations(column("latency"), unit_ns)
         stamp = _stamps(column("stamp"), column("zone") if "zone" in places else None)
@@ -293,6 +344,7 @@ class _Log:
             f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
         )
         unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
+        unit += f" ({layout.doubt})" if layout.doubt else ""
         note = f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}."
         return RequestTable(
             arrival_ns=arrival,

@@ -439,6 +439,34 @@ def test_apache_followed_by_microseconds(tmp_path: Path) -> None:
     assert table.arrival_ns.tolist() == [0, S, 2 * S]
 
 
+@pytest.mark.parametrize(
+    ("behind", "first_ns", "words"),
+    [
+        ("- 25.{0}00 ms", 25 * MS, "morgan: latency in milliseconds, a line has the time when it ended"),
+        ("0.02{0}s", 20 * MS, "morgan: latency in seconds"),
+        ("**0/2500{0}**", 25 * MS, "Apache: latency in microseconds"),
+        ("2{0}", 20 * MS, "Tomcat or Jetty: latency in milliseconds (whole numbers this small are no microseconds)"),
+        ("25{0}", MS // 4, "Apache: latency in microseconds (if they are milliseconds, as %D of Tomcat"),
+    ],
+)
+def test_the_unit_of_a_latency_behind_a_line(tmp_path: Path, behind: str, first_ns: int, words: str) -> None:
+    table = table_of(tmp_path, "".join(NGINX.format(k, 200, behind.format(k)) for k in range(5)))
+    assert int(table.latency_ns.min()) == first_ns
+    assert words in table.notes[-1]
+
+
+def test_whole_seconds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"mostly 0; expected microseconds; log a finer unit"):
+        table_of(tmp_path, "".join(NGINX.format(k, 200, k // 4) for k in range(5)))
+
+
+def test_a_log_behind_syslog_is_an_access_log(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path, "".join(f"<190>Nov 22 10:00:0{k} web nginx: {NGINX.format(k, 200, '0.25')}" for k in range(3))
+    )
+    assert table.latency_ns.tolist() == [250 * MS] * 3
+
+
 def test_envoy(tmp_path: Path) -> None:
     line = (
         '[2026-11-22T10:00:0{0}.31{0}Z] "POST /v1/predict HTTP/2" 200 - 15{0} 87 22{0} 200 "10.0.35.28" '
