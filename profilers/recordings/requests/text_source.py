@@ -37,6 +37,9 @@ _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 #: The day of Apache's and nginx's times, a blank before a zone, and the fraction of seconds.
 _CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
 _SLASHES = re.compile(r"(\d{4})/(\d\d)/(\d\d)[ T-]+")
+#: Days in the order of Germany, and those of the United States, whose hours are of half a day.
+_DAY_FIRST = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})[ T,]+")
+_MONTH_FIRST = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4}),? +(\d{1,2})(:\d\d:\d\d\S*) ?([AP]M)", re.I)
 _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
 _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
 #: What Python says of a text that is no number.
@@ -185,6 +188,10 @@ def instant_ns(text: str) -> int:
     :raises ValueError: it is no date, or too far from 1970.
     """
     text = _SLASHES.sub(r"\1-\2-\3T", text.strip(" []"))
+    text = _DAY_FIRST.sub(lambda day: f"{day[3]}-{day[2]:0>2}-{day[1]:0>2}T", text, count=1)
+    if half := _MONTH_FIRST.match(text):
+        hour = int(half[4]) % 12 + 12 * (half[6].upper() == "PM")
+        text = f"{half[3]}-{half[1]:0>2}-{half[2]:0>2}T{hour:02}{half[5]}{text[half.end() :]}"
     text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text)
     if day := _CLF.match(text):
         text = f"{day[3]}-{_MONTHS.index(day[2]) // 3 + 1:02}-{day[1]:0>2}T{text[day.end() :]}"
@@ -207,7 +214,7 @@ def instants_ns(column: Any) -> Ints:
 
     values = column if isinstance(column, pa.Array) else pa.array([str(value) for value in column], pa.string())
     encoded = pc.dictionary_encode(values)
-    split = pc.extract_regex(encoded.dictionary, r"^(?P<date>.*\d\d)[.,](?P<fraction>\d{1,9})\d*(?P<zone>\D.*|)$")
+    split = pc.extract_regex(encoded.dictionary, r"^(?P<date>.*:\d\d)[.,](?P<fraction>\d{1,9})\d*(?P<zone>\D.*|)$")
     dates = pc.binary_join_element_wise(pc.struct_field(split, [0]), pc.struct_field(split, [2]), "")
     fractions = pc.cast(pc.utf8_rpad(pc.fill_null(pc.struct_field(split, [1]), "0"), 9, "0"), pa.int64())
     seconds = pc.dictionary_encode(pc.coalesce(dates, encoded.dictionary))

@@ -66,8 +66,12 @@ _LATENCY = re.compile(
     r"(e2e_?|total_?|request_?|response_?)?(latency|duration|elapsed|response_?time|request_?time)", re.I
 )
 _ARRIVAL = re.compile(
-    r"(@?timestamp|ts|time|date(time)?|(arrival|start|begin|request_start|received)(_?(at|time|ts))?)", re.I
+    r"(@?timestamp|ts|time|date(time)?|(arrival|start|begin|request_start|received)(_?(at|time|ts))?)(_UTC)?", re.I
 )
+#: Moments of which a name does not say whether the request began or ended; a logger's are its end: it writes a line,
+#: with a level, when the latency is known.
+_WRITTEN = re.compile(r"@?timestamp|ts|time|date(time)?", re.I)
+_LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
 _END = re.compile(r"(end|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
 _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
@@ -79,7 +83,7 @@ _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pix
 _NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter,
 #: vegeta, hey, oha, ApacheBench; Heroku, lograge; the access logs in JSON of Envoy (Istio), Traefik, Caddy and Kong;
-#: Elastic's schema.
+#: Elastic's schema; Serilog, pino, AWS Lambda's reports in CloudWatch, Application Insights.
 _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label",
@@ -107,6 +111,13 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
       "origin_ns": "OriginDuration", "size": "RequestContentSize"}),
     ({"dyno", "connect", "service"},
      {"latency_ms": "service", "end": "line_time", "status": "status", "route": "path", "connect_ms": "connect"}),
+    ({"@t", "Elapsed"},
+     {"latency_ms": "Elapsed", "end": "@t", "status": "StatusCode", "route": "RequestPath"}),
+    ({"responseTime", "res.statusCode"},
+     {"latency_ms": "responseTime", "end": "time", "status": "res.statusCode", "route": "req.url"}),
+    ({"@timestamp", "@duration"}, {"latency_ms": "@duration", "end": "@timestamp", "id": "@requestId"}),
+    ({"duration", "resultCode", "performanceBucket"},
+     {"latency_ms": "duration", "status": "resultCode", "route": "name"}),
     ({"ts", "duration", "request.uri"},
      {"latency_s": "duration", "end": "ts", "status": "status", "route": "request.uri", "size": "bytes_read"}),
 )  # fmt: skip
@@ -121,6 +132,10 @@ _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_excee
 #: The name of a column whose name was there before.
 _COPY = re.compile(r"#\d+$")
 _AT_ONCE, _LOOKED_AT, _FIRST_ROWS = 100_000, 100, 10
+#: Share of lines whose requests ended before that of the line before, from which a time may be the end.
+_OUT_OF_ORDER = 0.01
+#: How far local time goes back, give or take the time between two requests.
+_HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
 #: Objects within objects whose values are columns.
 _DEEPEST = 12
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
@@ -134,11 +149,13 @@ class Role:
     """The role of a column or expression.
 
     :param unit_ns: of times; ``None`` to guess it from the size of the numbers.
+    :param by_name: the column's name was recognized; nobody gave its role.
     """
 
     name: str
     source: Expression | str
     unit_ns: int | None = None
+    by_name: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -151,7 +168,15 @@ def knows(head: bytes) -> bool:
         return True
     names, values = _first_rows(head)
     named = [name for name in map(str.strip, names) if name]  # an index column has no name
-    return len(named) > 1 and len(values) in (0, len(names)) and all(map(_IN_NAMES.match, named))
+    return (
+        (len(named) > 1 or any(map(_is_latency, named)))
+        and len(values) in (0, len(names))
+        and all(map(_IN_NAMES.match, named))
+    )
+
+
+def _is_latency(name: str) -> bool:
+    return _LATENCY.fullmatch(bare(name)) is not None and _unit(name) is not None
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
@@ -230,6 +255,9 @@ def read_blocks(
     bad.check(total)
     table = _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
     given = {name.rpartition("_")[0] if _unit(name) else name for name in mapping}
+    if not table.timed and set(names) - set(wanted):
+        note = "No column is known as a time: name one with --map arrival=COLUMN or --map end=COLUMN."
+        table = replace(table, notes=(*table.notes, note))
     return replace(table, unread=_unused(names, roles), notes=(*table.notes, *_without(table, given)))
 
 
@@ -336,15 +364,19 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             continue
         column = next((each for each in names if each not in used and pattern.fullmatch(bare(each))), None)
         if column is not None and (role not in ("queue", "first") or _unit(column) is not None):
-            if role == "arrival" and used & set(_NGINX):
-                role = "end"  # nginx writes a line when the request ends
-            roles.append(Role(role, column, _unit(column)))
+            if role == "arrival" and (used & set(_NGINX) or _is_logged(column, names)):
+                role = "end"  # nginx, too, writes a line when the request ends
+            roles.append(Role(role, column, _unit(column), by_name=True))
             taken.add(role)
             used.add(column)
     roles = [_as_written(role, columns) for role in roles]
     if not any(name in mapping for name in taken - {*_TIMES, *_MOMENTS, *_OTHERS}):
         roles += [Role(_identifier(name), name) for name in names if name not in used and _WORK.search(bare(name))]
     return _checked(path, roles, names)
+
+
+def _is_logged(column: str, names: Sequence[str]) -> bool:
+    return _WRITTEN.fullmatch(bare(column)) is not None and not _LEVEL.isdisjoint(map(str.lower, names))
 
 
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
@@ -452,7 +484,7 @@ def _csv_blocks(path: Path, names: Sequence[str], wanted: Sequence[str], bad: Ba
             )
             for batch in reader:
                 if batch.num_rows:
-                    yield {name: batch.column(name) for name in wanted}, range(at, at + batch.num_rows)
+                    yield {name: _with_points(batch.column(name)) for name in wanted}, range(at, at + batch.num_rows)
                 at += batch.num_rows
         except pa.ArrowInvalid as error:
             if "Empty CSV" in str(error):
@@ -460,6 +492,27 @@ def _csv_blocks(path: Path, names: Sequence[str], wanted: Sequence[str], bad: Ba
             damaged(path, _EXPECTED, error)
     if lines.count > at - 2 + bad.count - skipped:  # empty lines, or values of several lines
         _find_unclosed_quotes(path, delimiter.encode(), len(names), bad)
+
+
+def _with_points(column: Any) -> Any:
+    """A column with decimal points for decimal commas, unless the commas may separate thousands.
+
+    Those are in numbers of four digits and more only, before three digits each.
+    """
+    import pyarrow.compute as pc
+
+    def number(pattern: str) -> Any:
+        return pc.match_substring_regex(column, pattern)
+
+    commas, whole = number(r"^\s*-?\d+,\d+\s*$"), number(r"^\s*-?\d+\s*$")
+    three = number(r"^\s*-?[1-9]\d{0,2},\d{3}\s*$")
+    empty = pc.equal(column, "")
+    numbers = len(column) - empty.true_count
+    if not commas.true_count or commas.true_count + whole.true_count < numbers:
+        return column
+    if whole.true_count and three.true_count == commas.true_count:
+        return column
+    return pc.replace_substring_regex(column, r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2")
 
 
 class _CountedLines(io.RawIOBase):
@@ -639,7 +692,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
             "columns": ", ".join(f"{role.name} = {_source(role)}" for role in roles),
             "bad_lines": bad.count,
         },
-        notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments))),
+        notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments, latency))),
     ).sorted()
 
 
@@ -649,14 +702,31 @@ def _users(names: Sequence[str]) -> Ints:
     return np.array([place.setdefault(name, len(place)) if name not in ("", "-") else -1 for name in names], np.int64)
 
 
-def _guessed(roles: Sequence[Role], moments: Ints) -> Iterator[str]:
-    """A note if the unit of times is assumed: it can be guessed only if they count from 1970."""
+def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints) -> Iterator[str]:
+    """Notes if the unit of times is assumed (it can be guessed only if they count from 1970), if they step back as
+    local time does, and if they may be ends: lines in their order, but not in that of ends, may be either."""
     role = next(role for role in roles if role.name in _MOMENTS)
+    name = _source(role)
     if role.unit_ns is None and len(moments) and int(moments.max()) < _LEAST_SINCE_1970:
         yield (
-            f"{_source(role)} has no unit and does not count from 1970: read as seconds; use --map "
-            f"{role.name}_ms={_source(role)} for another unit."
+            f"{name} has no unit and does not count from 1970: read as seconds; use --map {role.name}_ms={name} for "
+            "another unit."
         )
+    back = np.flatnonzero(np.diff(moments) < -_HOUR_NS + _APART_NS)
+    if len(back) == 1 and int(moments[back[0]] - moments[back[0] + 1]) < _HOUR_NS + _APART_NS:
+        yield (
+            f"{name} goes back by an hour after {int(back[0]) + 1:,} requests, as local time does when summer ends: "
+            "two hours are read as one. Use times in UTC, or with their zone."
+        )
+    if role.by_name and role.name == "arrival" and _WRITTEN.fullmatch(bare(name)):
+        in_order = np.diff(moments)
+        in_order = in_order if int(in_order.sum()) >= 0 else -in_order
+        earlier = np.abs(np.diff(moments + latency)) * (np.diff(moments + latency) < 0) > resolution_ns(moments)
+        if len(in_order) and in_order.min() >= 0 and _OUT_OF_ORDER < np.mean(earlier) < 1 - _OUT_OF_ORDER:
+            yield (
+                f"{name} is read as the time of arrival. If a line was written when its request ended, use --map "
+                f"end={name}."
+            )
 
 
 def _source(role: Role) -> str:

@@ -147,6 +147,12 @@ OTHER_WRITERS = {
                                  "request": {"uri": "/a?b=1", "method": "GET"}}) + "\n" for k in range(2)),
     "nginx": "".join(json.dumps({"time_local": f"02/Jan/2026:03:04:0{k} +0000", "request_time": "0.250",
                                  "status": str(200 + 300 * k), "uri": f"/a/{k}"}) + "\n" for k in range(2)),
+    "serilog": "".join(json.dumps({"@t": f"2026-01-02T03:04:05.{2 + 5 * k}0000000Z", "@mt": "HTTP {Elapsed} ms",
+                                   "Elapsed": 250.0, "StatusCode": 200 + 300 * k}) + "\n" for k in range(2)),
+    "pino": "".join(json.dumps({"level": 30, "time": 1763800000100 + 500 * k, "req": {"url": "/a"},
+                                "res": {"statusCode": 200 + 300 * k}, "responseTime": 250}) + "\n" for k in range(2)),
+    "insights": "timestamp [UTC],name,success,resultCode,duration,performanceBucket\n" + "".join(
+        f'"1/2/2026, 3:04:05.{1 + 5 * k}00 PM",GET /a,True,{200 + 300 * k},250,<1s\n' for k in range(2)),
     "go": json.dumps([{"time": f"2026-01-02 03:04:05,{1 + 5 * k}00", "latency": "250ms", "status": 200 + 300 * k}
                       for k in range(2)]),
 }  # fmt: skip
@@ -158,6 +164,38 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.latency_ns[0] == 250 * MS
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
+
+
+@pytest.mark.parametrize("level", [{}, {"level": "info"}])
+def test_a_logger_writes_a_line_when_a_request_ended(tmp_path: Path, level: dict[str, str]) -> None:
+    lines = [json.dumps({**level, "ts": 1763800000.5 + k, "latency_ms": 250 if k % 2 else 1900}) for k in range(9)]
+    table = table_of(tmp_path, "\n".join(lines))
+    assert table.start_unix_ns == 1763800000 * S + (500 if not level else 500 - 1900) * MS
+    assert any("If a line was written when its request ended" in note for note in table.notes) is not bool(level)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("arrival_s;latency_ms\n0,5;10,25\n1,0;11\n", [10.25, 11.0]),
+        ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,"2,345"\n', [1.234, 2.345]),
+        ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,12\n2.0,13\n', [12.0, 13.0]),  # thousands: left out
+        ("latency_ms\n12\n13.5\n", [12.0, 13.5]),
+    ],
+)
+def test_decimal_commas_and_a_single_column(tmp_path: Path, text: str, milliseconds: list[float]) -> None:
+    assert (table_of(tmp_path, text).latency_ns / MS).tolist() == milliseconds
+
+
+def test_local_time_at_the_end_of_summer_is_noted(tmp_path: Path) -> None:
+    hours = [f"2026-10-25 02:{minute:02d}:00" for minute in (57, 58, 59, 0, 1, 2)]
+    table = table_of(tmp_path, "end,latency_ms\n" + "".join(f"{hour},12\n" for hour in hours))
+    assert any("goes back by an hour after 3 requests" in note for note in table.notes)
+
+
+def test_a_log_without_a_known_time_says_how_to_name_one(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "when,latency_ms\n5,12\n6,13\n")
+    assert not table.timed and any("--map end=COLUMN" in note for note in table.notes)
 
 
 def test_apachebench_s_table(tmp_path: Path) -> None:
@@ -177,6 +215,9 @@ def test_apachebench_s_table(tmp_path: Path) -> None:
         ("[02/Jan/2026:04:04:05 +0100]", 0.0),
         ("2026-01-02T03:04Z", -5.0),
         ("20260102T030405.5Z", 0.5),
+        ("1/2/2026, 3:04:05.250 AM", 0.25),
+        ("1/2/2026 3:04:05 PM", 43_200.0),
+        ("02.01.2026 03:04:05", 0.0),
     ],
 )
 def test_dates(text: str, seconds: float) -> None:
