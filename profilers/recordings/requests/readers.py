@@ -23,7 +23,7 @@ from latfix.profilers.recordings.requests.formats import (
     mapped_log,
     otlp_spans,
     prometheus_histograms,
-    span_csv,
+    span_columns,
     text_log,
     triton_trace,
     vllm,
@@ -242,7 +242,7 @@ _FIXED = tuple(name for name in _LOGS if name not in (text_log.NAME, mapped_log.
 _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]] = {
     otlp_spans.NAME: (otlp_spans.knows, otlp_spans.read),
     jaeger_spans.NAME: (jaeger_spans.knows, jaeger_spans.read),
-    span_csv.NAME: (span_csv.knows, span_csv.read),
+    span_columns.NAME: (span_columns.knows, span_columns.read),
     f"{otlp_spans.NAME} in protocol buffers": (otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
 }
 #: Reads any text log if a pattern is given.

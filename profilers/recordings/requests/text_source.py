@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +32,8 @@ LATEST_NS = 2**62
 LONGEST_NS = 2**53
 #: A number or id in a path.
 NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
+#: Objects within objects whose values are columns.
+_DEEPEST = 12
 _DAMAGED = "record it again, or copy it again"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 #: The day of Apache's and nginx's times, a blank before a zone, and the fraction of seconds.
@@ -122,6 +124,17 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     except MALFORMED:
         return None
     return value if isinstance(value, dict) else None
+
+
+def flat(record: Mapping[str, Any], before: str = "", depth: int = _DEEPEST) -> dict[str, Any]:
+    """The values of an object and the objects in it, by dotted name."""
+    result: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict) and depth:
+            result |= flat(value, f"{before}{name}.", depth - 1)
+        else:
+            result[before + name] = value
+    return result
 
 
 def json_document(path: Path, expected: str) -> Any:

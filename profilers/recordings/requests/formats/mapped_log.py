@@ -41,6 +41,7 @@ from latfix.profilers.recordings.requests.text_source import (
     begins_with_object,
     decimals_ns,
     epoch_unit,
+    flat,
     instants_ns,
     json_document,
     json_object,
@@ -136,8 +137,6 @@ _AT_ONCE, _LOOKED_AT, _FIRST_ROWS = 100_000, 100, 10
 _OUT_OF_ORDER = 0.01
 #: How far local time goes back, give or take the time between two requests.
 _HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
-#: Objects within objects whose values are columns.
-_DEEPEST = 12
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
@@ -299,7 +298,7 @@ def _header(path: Path) -> tuple[bool, dict[str, Any]]:
     result: dict[str, Any] = {}
     if begins_with_object(head) is not None or _LIST.match(head):
         for _, record in islice(_records(path), _LOOKED_AT):
-            for name, value in _flat(record or {}).items():
+            for name, value in flat(record or {}).items():
                 result[name] = value if result.get(name) is None else result[name]
         return True, result
     names, values = _first_rows(head)
@@ -329,17 +328,6 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
-
-
-def _flat(record: Mapping[str, Any], before: str = "", depth: int = _DEEPEST) -> dict[str, Any]:
-    """Values by dotted name."""
-    result: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, dict) and depth:
-            result |= _flat(value, f"{before}{name}.", depth - 1)
-        else:
-            result[before + name] = value
-    return result
 
 
 def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
@@ -445,7 +433,7 @@ def _json_blocks(path: Path, wanted: Sequence[str], bad: BadLines) -> Iterator[B
         if record is None:
             bad.add(number, "no object")
             continue
-        record = _flat(record) if nested else record
+        record = flat(record) if nested else record
         lines.append(number)
         for name in wanted:
             block[name].append(record.get(name))

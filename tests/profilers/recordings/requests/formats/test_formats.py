@@ -21,7 +21,7 @@ from latfix.profilers.recordings.requests.formats import (
     har,
     jaeger_spans,
     otlp_spans,
-    span_csv,
+    span_columns,
     triton_trace,
     vllm,
 )
@@ -362,7 +362,7 @@ def test_har(tmp_path: Path) -> None:
         har.read(path)
 
 
-def test_span_csv(tmp_path: Path) -> None:
+def test_span_columns(tmp_path: Path) -> None:
     path = tmp_path / "spans.csv"
     path.write_text(
         "TraceID,SpanID,ParentID,PodName,OperationName,StartTimeUnixNano,EndTimeUnixNano,Duration\n"
@@ -370,13 +370,56 @@ def test_span_csv(tmp_path: Path) -> None:
         "t,b,a,db-0,query,1661141427557322048,1661141427557324048,2\n"
     )
     path.write_text(path.read_text() + path.read_text().partition("\n")[2])  # exported twice
-    table = span_csv.read(path)
+    table = span_columns.read(path)
     assert table.notes == ("2 repeated spans are counted once.",)
     assert table.services == ("front-end", "db")
     assert table.end_ns.tolist() == [10_000, 3_000]
     path.write_text(path.read_text() + "t,c,a,db-0,query,16611414")
     with pytest.raises(InputError, match=r"spans.csv:6"):
-        span_csv.read(path)
+        span_columns.read(path)
+
+
+def zipkin_spans() -> list[dict[str, Any]]:
+    """A front end calls a store, whose span has the id of the front end's call; the store calls a database."""
+    rows = [("1", None, "SERVER", "front", 0, 100), ("2", "1", "CLIENT", "front", 10, 80),
+            ("2", "1", "SERVER", "store", 20, 60), ("3", "2", "CLIENT", "store", 30, 40)]  # fmt: skip
+    return [
+        {"traceId": "t", "id": span, **({"parentId": parent} if parent else {}), "kind": kind, "name": "get",
+         "timestamp": 1763800000000000 + begin, "duration": length, "localEndpoint": {"serviceName": service},
+         "remoteEndpoint": {"serviceName": "other"}}
+        for span, parent, kind, service, begin, length in rows
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", ["zipkin", "traces", "lines", "datadog"])
+def test_spans_in_json(tmp_path: Path, writer: str) -> None:
+    spans = zipkin_spans()
+    texts = {
+        "zipkin": json.dumps(spans),
+        "traces": json.dumps([spans], indent=1),
+        "lines": "\n".join(map(json.dumps, [*spans, {**spans[0], "id": "9", "duration": None}])),
+        "datadog": json.dumps({"data": [{"id": f"event {k}", "type": "spans", "attributes": {
+            "trace_id": "t", "span_id": str(k), "parent_id": str(k - 1) if k > 1 else "0",
+            "service": span["localEndpoint"]["serviceName"], "resource_name": "get", "custom": {
+                "span": {"kind": span["kind"].lower()}},
+            "start_timestamp": f"2026-01-02T03:04:05.{span['timestamp'] % 1000:06}Z",
+            "end_timestamp": f"2026-01-02T03:04:05.{span['timestamp'] % 1000 + span['duration']:06}Z"}}
+            for k, span in enumerate(spans, 1)]}),
+    }  # fmt: skip
+    path = written(tmp_path, texts[writer])
+    assert diagnose_recording(path, ReadOptions()).source.kind == "spans"  # type: ignore[union-attr]
+    table = span_columns.read(path)
+    assert table.parent.tolist() == [-1, 0, 1, 2]
+    assert [table.services[code] for code in table.service] == ["front", "front", "store", "store"]
+    assert table.calls.tolist() == [False, True, False, True]
+    assert table.start_ns.tolist() == [0, 10_000, 20_000, 30_000]
+    assert table.end_ns.tolist() == [100_000, 90_000, 80_000, 70_000]
+    assert ("1 line was left out" in " ".join(table.notes)) is (writer == "lines")
+
+
+def test_a_log_that_names_spans_is_no_recording_of_spans() -> None:
+    line = {"trace_id": "t", "span_id": "s", "service": "api", "time": "2026-01-02T03:04:05Z", "duration_ms": 5}
+    assert not span_columns.knows(json.dumps(line).encode())
 
 
 HISTOGRAM = """# HELP vllm:e2e_request_latency_seconds Histogram of e2e request latency in seconds.

@@ -19,7 +19,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.formats import access_log, otlp_spans, span_csv
+from latfix.profilers.recordings.requests.formats import access_log, otlp_spans, span_columns
 from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.prometheus_metrics import parse_metrics
@@ -299,12 +299,12 @@ def test_exemplars_after_samples_are_not_values(tmp_path: Path) -> None:
 def test_a_duration_without_a_unit_has_that_of_the_begin(tmp_path: Path, unit: int) -> None:
     begin = 1_763_800_000 * S // unit
     text = f"traceId,spanId,parentId,service,startTime,duration\nt,a,,api,{begin},50\nt,b,a,db,{begin + 10},20\n"
-    table = span_csv.read(written(tmp_path, text))
+    table = span_columns.read(written(tmp_path, text))
     assert (table.end_ns - table.start_ns).tolist() == [50 * unit, 20 * unit]
     dated = text.replace(str(begin + 10), "2025-11-22T08:26:40.5Z").replace(str(begin), "2025-11-22T08:26:40Z")
     if unit == 1_000_000:
         dated = dated.replace("duration", "duration_ms")
-        assert span_csv.read(written(tmp_path, dated)).start_ns.tolist() == [0, S // 2]
+        assert span_columns.read(written(tmp_path, dated)).start_ns.tolist() == [0, S // 2]
 
 
 @pytest.mark.parametrize("hour", ["08:26:4", "12:26:4"])
@@ -342,7 +342,7 @@ def test_one_wrong_time_does_not_change_the_unit_of_all(tmp_path: Path) -> None:
     spans = [f"t,{k},,api,{1763800000 + k},{1763800001 + k}" for k in range(4)]
     text = "\n".join(["traceId,spanId,parentId,service,start,end", *spans, f"t,x,,api,{9 * 10**18},1763800001"])
     with pytest.raises(InputError, match=r":6: found '9000000000000000000' in 'start'"):
-        span_csv.read(written(tmp_path, text))
+        span_columns.read(written(tmp_path, text))
 
 
 def test_a_part_needs_a_unit_and_a_status_a_column(tmp_path: Path) -> None:
@@ -421,9 +421,9 @@ def test_a_first_line_of_any_length(tmp_path: Path) -> None:
 def test_spans_with_blanks_after_commas_or_too_many_cells(tmp_path: Path) -> None:
     header = "traceId, spanId, parentId, service, startTime, duration"
     text = f"{header}\nt, a, , api, 1763800000000, 50\nt, b, a, db, 1763800000010, 20\n"
-    assert span_csv.read(written(tmp_path, text)).parent.tolist() == [-1, 0]
+    assert span_columns.read(written(tmp_path, text)).parent.tolist() == [-1, 0]
     with pytest.raises(InputError, match=":2: found more cells than the header has names"):
-        span_csv.read(written(tmp_path, f"{header}\n" + "t,a,,api,1763800000000,50,extra\n" * 2))
+        span_columns.read(written(tmp_path, f"{header}\n" + "t,a,,api,1763800000000,50,extra\n" * 2))
 
 
 def test_a_number_longer_than_its_message_allows(tmp_path: Path) -> None:
