@@ -182,12 +182,13 @@ def _is_recording(found: Diagnosis) -> bool:
 
 def _reasons(found: Diagnosis) -> Iterator[Line]:
     """The largest named causes, each with the predicted latency without it and its fixes."""
-    whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
+    whole = f"the {found.unit}" if found.is_single else "the tail's excess"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         reason = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
         if cause.culprit and cause.culprit not in found.disturbed:
             reason += f"; cores used by {cause.culprit}"
-        words = f"{cause.cause}, {percent(cause.share)} of {whole}: {reason}"
+        part = f", {percent(cause.share)} of {whole}" if found.is_timed else ""
+        words = f"{cause.cause}{part}: {reason}"
         if number and _is_replay(found):
             yield Line(label="", words=words)
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,12 +31,21 @@ READERS: tuple[Reader, ...] = (
 #: Readers that take a folder of several such files.
 _BY_FILE = (KINETO, engine_steps.READER)
 
+_PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
+_SERVER_SIDE = "record requests: spans (OpenTelemetry), a proxy's access log, or latfix.record"
 #: Files that users often pass but cannot be read, by their first bytes: what they are, and what to do.
-_ADVICE: tuple[tuple[bytes, str], ...] = (
-    (b"QDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
-    (b"PK\x03\x04", "a zip archive; unpack it"),
-    (b"NVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
-)
+_ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, re.M), text) for pattern, text in (
+    (rb"\AQDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
+    (rb"\APK\x03\x04", "a zip archive; unpack it"),
+    (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
+    (rb"\ARunning \S+ test @ ", f"a summary of wrk, without single requests; {_PER_REQUEST}"),
+    (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
+     f"statistics of Locust, without single requests; {_PER_REQUEST}"),
+    (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
+     f"long each request took; {_SERVER_SIDE}"),
+    (rb'"[A-Z]+ \S+ HTTP/[0-9.]+" [1-5][0-9]{2}\b',
+     f"requests without how long each took; have the server log it, or {_SERVER_SIDE}"),
+))  # fmt: skip
 
 
 def detect(recorded: Recorded) -> Reader | None:
@@ -86,10 +96,13 @@ def _unknown(recorded: Recorded) -> InputError:
             f"a folder without workload.toml, and {len(alone)} recordings that are read one at a time, "
             f"the first {file.path.name} ({reader.reads})"
         )
-        return InputError(f"{recorded.path}: found {result}; expected one file of them")
-    for begin, description in _ADVICE:
-        if recorded.head.startswith(begin):
-            return InputError(f"{recorded.path}: found {description}")
+        return InputError(
+            f"{recorded.path}: found {result}; expected one file of them (parts of one log: join them with cat)"
+        )
+    if recorded.head[257:262] == b"ustar":
+        return InputError(f"{recorded.path}: found a tar archive; unpack it")
+    if advice := next((text for pattern, text in _ADVICE if pattern.search(recorded.head)), ""):
+        return InputError(f"{recorded.path}: found {advice}")
     return InputError(
         f"{recorded.path}: found {result}; expected a workload, a model file or a recording (torch.profiler's trace, "
         "Nsight Systems' export, an access log, spans, results of a load generator, CSV or JSON Lines with a "

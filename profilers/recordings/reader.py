@@ -93,6 +93,8 @@ def damaged(path: Path, what: str, reason: object, *, todo: str = "record it aga
     :raises InputError: always.
     """
     words = " ".join(str(reason).split())[:160] or type(reason).__name__
+    if "straddl" in words:  # what pyarrow says of a line that is longer than the block it reads
+        words, todo = "a line of several MiB", "leave it out: awk 'length < 100000' FILE"
     raise input_error(path, None, words, what, todo)
 
 

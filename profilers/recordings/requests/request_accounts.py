@@ -20,7 +20,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
-from latfix.formatting import counted, from_ns, rate, share
+from latfix.formatting import counted, from_ns, rate, share, shown
 from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
 from latfix.profilers.evidence.predictive_features import numeric, predictive_features
@@ -58,6 +58,8 @@ _SAME_RATE = 0.02
 _LEAST_SERVICES = 20
 #: Inputs differ in any traffic: their cause is named beyond this share of p50.
 _USUAL_OF_P50 = 0.1
+#: A route is named from this many times a typical service.
+_SLOWER = 1.5
 #: Times are too coarse to show a queue if a unit is more than this share of a typical latency, or of two requests.
 _COARSE = 0.25
 #: A wait behind the measured one is added from this share of it; the share of a service that may overlap the next.
@@ -601,7 +603,7 @@ class _Ledger:
         if self.by_input:
             evidence["input.size"] = (
                 f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(self.typical)} in the median, "
-                f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99."
+                f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99{self._slowest_route()}."
             )
         elif names and self.model.samples:
             self.notes.append(f"Service does not follow {names}: nothing is attributed to inputs.")
@@ -616,6 +618,20 @@ class _Ledger:
                 f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )
         evidence[UNEXPLAINED] = self._remainder()
+
+    def _slowest_route(self) -> str:
+        """The route that adds most time to the service of a typical request; empty if none is clearly slower."""
+        if self.table.route is None:
+            return ""
+        route = self.table.route[self.rows][:: self.step]
+        base = self.base[:: self.step].astype(np.float64)
+        usual = {int(code): float(np.median(base[route == code])) for code in np.unique(route)}
+        added = {code: (each - self.typical) * np.count_nonzero(route == code) for code, each in usual.items()}
+        most = max(added, key=lambda code: added[code])
+        if len(usual) < 2 or usual[most] < _SLOWER * self.typical:
+            return ""
+        named, of_all = self.table.routes[most], float(np.mean(route == most))
+        return f"; {shown(named, 60)} takes {from_ns(usual[most])} in the median ({share(of_all)} of the requests)"
 
     def _capacity(self) -> str:
         """What arrived during the overload, and what could be served; empty without an overload."""

@@ -84,6 +84,11 @@ def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
         (b"PNG\0", "an unknown format; expected"),
         (b"some words\nmore", "an unknown format, which begins with 'some words'"),
         (b"QDSTRM", "nsys export"),
+        (b"Running 30s test @ http://127.0.0.1:80/\n", "a summary of wrk, without single requests"),
+        (b"Type,Name,Request Count,Failure Count\n", "statistics of Locust"),
+        (b"INFO 03-10 09:00:00 [loggers.py:118] Avg prompt throughput: 5.1 tokens/s\n", "without how long each"),
+        (b'INFO: 127.0.0.1:5 - "GET /x HTTP/1.1" 200 OK\n', "requests without how long each took"),
+        (b"a.log".ljust(257, b"\0") + b"ustar\0", "a tar archive; unpack it"),
     ],
 )
 def test_unknown_files_are_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from latfix.errors import InputError
 from latfix.gates.subject import GateSubject
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
+from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from tests.profilers.recordings.devices.test_device_reader import real
 
@@ -39,6 +40,8 @@ def test_a_stall_has_its_time_and_the_setting_that_avoids_it(tmp_path: Path) -> 
     (stall,) = result.slowest
     assert (stall.start_ms, stall.latency_ms) == (0.2, 0.5)
     assert "40.0 MiB requested, 80.0 MiB given back" in stall.id
+    why = next(line.words for line in diagnosis_answer(result).lines if line.label == "why")
+    assert why.startswith("memory.fragmentation: 1 stall: ")  # of an unknown whole: no share
     document = result.to_json()
     assert document["latency_ms"]["p99"] is None and document["tail"]["excess_ms"] is None
     assert document["source"]["kind"] == "memory" and document["requests"]["timeout"] is None

@@ -140,7 +140,7 @@ _HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
-_IN_NAMES = re.compile(r"^[^\W\d][\w@.\- /()\[\]%#:+]*$|^@\w+$")
+_IN_NAMES = re.compile(r"^[^\W\d](?!.*: )[\w@.\- /()\[\]%#:+]*$|^@\w+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +379,8 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     there = ", ".join(names[:12])
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
         todo = "name the latency: --map latency_ms=COLUMN"
+        if {"log", "stream"} <= set(names):
+            todo = "Docker has wrapped the lines of a log: unwrap them with jq -j .log FILE"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
     for name in _TIMES:
         if name in by_name and by_name[name].unit_ns is None:

@@ -39,6 +39,8 @@ _PAIR = re.compile(r'(?:^|\s)([A-Za-z_][\w.\-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 #: The time at the start of a line, and the name of its column. Loggers write a line when the request ends.
 _LINE_TIME, _LINE_STARTS = "line_time", r"^(?P<quoted>\d{4}-\d\d-\d\d[T ][\d:.,]{8,}(?:Z|[+-]\d\d:?\d\d)?)"
 _FIELDS = "#Fields:"
+#: A terminal's codes of colors.
+_COLORS = re.compile(rb"\x1b\[[0-9;]*m")
 _WRITTEN_AT = ("time", "ts", "timestamp", _LINE_TIME)
 _STARTS = {"start", "start_time", "started_at", "arrival"}
 
@@ -181,7 +183,7 @@ class _Skipped:
 
 
 def _lines(head: bytes) -> list[str]:
-    lines = [line[:_LOOKED_AT] for line in head.decode("utf-8", "replace").splitlines()]
+    lines = [line[:_LOOKED_AT] for line in _COLORS.sub(b"", head).decode("utf-8", "replace").splitlines()]
     return lines[:-1] or lines  # the last one may be cut off
 
 
@@ -274,7 +276,7 @@ def _blocks(
     at = 1
     with opened(path, "a text log") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            lines = pa.array((chunk + file.readline()).splitlines(), pa.string())
+            lines = pa.array(_COLORS.sub(b"", chunk + file.readline()).splitlines(), pa.string())
             matched, columns = extract(lines, wanted, needed)
             nothing = pc.match_substring_regex(lines, r"^(#|\s*$)")  # such as the W3C's directives
             others = pc.filter(lines, pc.invert(pc.or_(matched, nothing)))

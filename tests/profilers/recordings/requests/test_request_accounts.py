@@ -484,3 +484,19 @@ def test_prompts_computed_in_batches_are_a_queue() -> None:
     assert result.verdict == "traffic.burst"
     assert "in batches, one after the other" in result.causes[0].evidence
     assert result.stages_ms["queue"]["p99"] == pytest.approx(first.max() / 1e6 - 130, rel=0.05)
+
+
+@pytest.mark.parametrize("times", [5.0, 1.1])
+def test_the_slow_route_is_named_in_the_evidence(times: float) -> None:
+    rng = np.random.default_rng(3)
+    route = (rng.random(4_000) < 0.05).astype(np.int32)
+    service = rng.lognormal(16, 0.05, 4_000) * np.where(route == 1, times, 1.0)
+    table = RequestTable(
+        arrival_ns=np.arange(4_000) * 10**9,
+        latency_ns=service.astype(np.int64),
+        status=np.zeros(4_000, np.int8),
+        route=route,
+        routes=("/a", "/login"),
+    )
+    evidence = next(cause.evidence for cause in diagnosed(table).causes if cause.cause == "input.size")
+    assert ("'/login' takes " in evidence) is (times > 2)

@@ -406,6 +406,12 @@ def test_sizes_that_are_no_finite_number_are_none(tmp_path: Path) -> None:
     assert len(table) == 1 and np.isnan(table.features["input_tokens"]).all()
 
 
+def test_a_line_of_many_megabytes_is_described(tmp_path: Path) -> None:
+    lines = [NGINX.format(k % 10, 200, "0.25") for k in range(300)]
+    with pytest.raises(InputError, match="found a line of several MiB"):
+        table_of(tmp_path, "".join([*lines, "x" * 40_000_000, "\n", *lines]))
+
+
 def test_a_first_line_of_any_length(tmp_path: Path) -> None:
     long = "x" * 100_000
     rows = [{"ts": 1763800000 + k, "latency_ms": 5, "prompt": long} for k in range(2)]

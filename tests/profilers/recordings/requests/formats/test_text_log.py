@@ -142,6 +142,12 @@ def test_a_line_of_pairs_needs_only_its_times(tmp_path: Path) -> None:
     assert any(note.startswith("Skipped 1 other line,") and "reload" in note for note in table.notes)
 
 
+def test_colors_of_a_terminal_are_ignored(tmp_path: Path) -> None:
+    colored = "\x1b[2m2026-11-20T10:00:0{0}Z\x1b[0m INFO \x1b[36mpath\x1b[0m=/a status=200 duration_ms=3{0}\n"
+    table = table_of(tmp_path, "".join(colored.format(k) for k in range(4)))
+    assert table.timed and table.latency_ns.tolist() == [30_000_000, 31_000_000, 32_000_000, 33_000_000]
+
+
 def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
     log = (
         "2026-11-20 10:00:00,250 INFO served /predict in 0.05 s (queued 10 ms, db 30 ms)\n"
