@@ -121,6 +121,8 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     :raises InputError: the format is unknown, or a mapping is given for a format with known fields.
     """
     head = recorded_at(path).head
+    if not options.pattern and any(knows(head) for knows, _ in _SPANS.values()):
+        raise input_error(path, None, "spans", "a log with one entry per request, such as a proxy's access log")
     for name, (knows, read) in _LOGS.items():
         if name == text_log.NAME if options.pattern else knows(head):
             return read(path, options)

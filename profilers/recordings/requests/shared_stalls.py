@@ -121,6 +121,10 @@ def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[I
         serving = begin[inside] <= low + (high - low) // 4
         if np.count_nonzero(serving) < _LEAST or np.mean(shown[serving]) < 1 - _SHOWN / 2:
             continue
+        # All go on at once; services that are merely long end one by one.
+        at_once = end[inside][serving] - high <= max(_SILENT * typical_ns, (high - low) / 4)
+        if np.mean(at_once) < 1 - _SHOWN / 2:
+            continue
         lost[inside] += np.rint(np.maximum(overlap, 0)).astype(np.int64)
         events.append((low, high))
     return lost, np.array(events, np.int64).reshape(-1, 2)

@@ -363,6 +363,14 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
     return _checked(path, roles, names)
 
 
+def dependencies_among(names: Sequence[str]) -> dict[str, str]:
+    """The mapping of columns that are durations and have the usual name of no role."""
+    usual = (_LATENCY, _ARRIVAL, _END, _QUEUE, _FIRST)
+    return {
+        name: name for name in names if _unit(name) and not any(pattern.fullmatch(bare(name)) for pattern in usual)
+    }
+
+
 def _is_logged(column: str, names: Sequence[str]) -> bool:
     return _WRITTEN.fullmatch(bare(column)) is not None and not _LEVEL.isdisjoint(map(str.lower, names))
 

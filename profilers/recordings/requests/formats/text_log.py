@@ -148,7 +148,9 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
         names = tuple(expression.groupindex)
         extract = _by_groups(expression.pattern, names)
         sample = [found.groupdict("") for line in lines if (found := expression.search(line))]
-        meaning = dict(known.meaning) if known else {}
+        mapped = " ".join(parse_map_option(mapping).values())
+        groups = mapped_log.dependencies_among([name for name in names if name not in mapped])
+        meaning = dict(known.meaning) if known else groups
     else:
         sample = [_pairs(line) for line in lines]
         names = tuple(dict.fromkeys(name for found in sample for name in found))

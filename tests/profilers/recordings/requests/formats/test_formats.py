@@ -408,6 +408,8 @@ def test_spans_in_json(tmp_path: Path, writer: str) -> None:
     }  # fmt: skip
     path = written(tmp_path, texts[writer])
     assert diagnose_recording(path, ReadOptions()).source.kind == "spans"  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="found spans"):
+        read_requests(path, ReadOptions())
     table = span_columns.read(path)
     assert table.parent.tolist() == [-1, 0, 1, 2]
     assert [table.services[code] for code in table.service] == ["front", "front", "store", "store"]

@@ -167,6 +167,13 @@ def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
     }
 
 
+def test_a_group_with_a_unit_is_a_dependency(tmp_path: Path) -> None:
+    log = "".join(f"2026-11-20T10:00:0{k}Z Completed 200 in 50ms (db 3{k}ms)\n" for k in range(3))
+    pattern = r"^(?P<end>\S+) Completed (?P<status>\d+) in (?P<latency_ms>\d+)ms \(db (?P<db_ms>\d+)ms"
+    assert table_of(tmp_path, log, pattern=pattern).parts["db"].tolist() == [30_000_000, 31_000_000, 32_000_000]
+    assert set(table_of(tmp_path, log, "store_ms=db_ms", pattern=pattern).parts) == {"store"}
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
