@@ -47,8 +47,9 @@ from latfix.statistics.change_points import rising_level
 
 #: Requests that models are fitted to, and routes with a column of their own.
 _SAMPLE, _ROUTES = 100_000, 24
-#: A stall is claimed if it cost this many times as much as in the first services in random order.
-_TOGETHER, _SHUFFLED = 3.0, 200_000
+#: A stall is claimed if it cost this many times as much as in the first services in random order, or in that of
+#: neighbors.
+_TOGETHER, _SHUFFLED, _NEIGHBORS = 3.0, 200_000, 32
 #: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
 #: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
@@ -360,7 +361,13 @@ class _Ledger:
         begin = self.arrival + (self.wait if self.wait is not None else 0)
         beyond = self._beyond()
         lost, events = in_log(begin, self.arrival + self.latency, beyond, usual)
-        if not len(events) or lost[:_SHUFFLED].sum() < _TOGETHER * self._by_chance(begin, beyond, usual):
+        if not len(events):
+            return
+        # In any order, and among neighbors: services may be longer for a while without standing still together.
+        n, rng = min(len(begin), _SHUFFLED), np.random.default_rng(0)
+        orders = rng.permutation(n), np.argsort(np.arange(n) + rng.uniform(0, _NEIGHBORS, n), kind="stable")
+        chance = max(self._by_chance(begin, beyond, usual, order) for order in orders)
+        if lost[:_SHUFFLED].sum() < _TOGETHER * chance:
             return
         self.stalled = {STALL.id: lost}
         self.base = self.base - lost
@@ -382,10 +389,9 @@ class _Ledger:
             "does not show which."
         )
 
-    def _by_chance(self, begin: Ints, beyond: Floats, usual: float) -> float:
+    def _by_chance(self, begin: Ints, beyond: Floats, usual: float, order: Ints) -> float:
         """Nanoseconds lost in stalls if the same services came in another order: long ones that coincide."""
         rows = slice(0, _SHUFFLED)
-        order = np.random.default_rng(0).permutation(len(begin[rows]))
         service = (self.arrival + self.latency - begin)[rows][order]
         if self.wait is not None:
             begin = served_from(self.arrival[rows], service, self.servers)

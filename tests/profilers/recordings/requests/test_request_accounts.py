@@ -502,22 +502,22 @@ def test_the_slow_route_is_named_in_the_evidence(times: float) -> None:
     assert ("'/login' takes " in evidence) is (times > 2)
 
 
+@pytest.mark.parametrize("rate", [8, 12, 15])
 @pytest.mark.parametrize("stalled", [True, False])
-def test_longer_services_for_a_while_are_no_stall(stalled: bool) -> None:
-    rng = np.random.default_rng(5)
-    arrival = np.cumsum(rng.exponential(0.05, 8_000))
-    service = rng.lognormal(-3.5, 0.2, 8_000)
-    end = arrival + service
-    if stalled:  # for 0.6 s, forty times
-        for begin in np.arange(5.0, 400.0, 10.0):
-            inside = (arrival < begin + 0.6) & (end > begin)
-            end[inside] += begin + 0.6 - np.maximum(arrival[inside], begin)
+def test_longer_services_for_a_while_are_no_stall(stalled: bool, rate: int) -> None:
+    rng, n = np.random.default_rng(5), 400 * rate
+    arrival = np.cumsum(rng.exponential(1 / rate, n))
+    end = arrival + rng.lognormal(-3.3, 0.3, n)
+    if stalled:  # for a second, forty times
+        for begin in np.arange(5.0, 390.0, 10.0):
+            inside = (arrival < begin + 1) & (end > begin)
+            end[inside] += begin + 1 - np.maximum(arrival[inside], begin)
     else:  # each takes 0.4 s longer, for 30 s
         end += 0.4 * ((arrival > 200) & (arrival < 230))
     table = RequestTable(
         arrival_ns=np.rint(arrival * 1e9).astype(np.int64),
         latency_ns=np.rint((end - arrival) * 1e9).astype(np.int64),
-        status=np.zeros(8_000, np.int8),
+        status=np.zeros(n, np.int8),
     )
     named = {cause.cause for cause in diagnosed(table).causes if cause.named}
     assert ("stall.shared" in named) is stalled
