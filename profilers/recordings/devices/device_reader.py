@@ -10,7 +10,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.formatting import clipped, count, from_ns, share, shown, significant
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
-from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY
+from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY, HOST
 from latfix.profilers.recordings.devices.device_trace import DeviceTrace
 from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace
 from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
@@ -74,7 +74,8 @@ def _diagnosis(
         seed=options.seed,
         notes=list(_notes(*made[0])),
         evidence=_evidence(all_steps),
-        fixes={} if any(each.pageable for each in all_steps) else {COPY: ("transfer.overlap",)},
+        fixes=({} if any(each.pageable for each in all_steps) else {COPY: ("transfer.overlap",)})
+        | ({} if any(len(trace.device) for _, trace in traces) else {HOST: ("fuse.compile",)}),
     )
 
 

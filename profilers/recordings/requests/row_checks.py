@@ -20,6 +20,8 @@ from latfix.profilers.recordings.requests.text_source import resolution_ns
 #: Rows searched for copies; copies are worth a note if there are so many times as many as expected by chance, and so
 #: many standard deviations more. Pairs by chance that may have been missed in a sample without any (at 95 %).
 _SEARCHED, _BEYOND_CHANCE, _DEVIATIONS, _MISSED = 500_000, 4.0, 3.0, 3.0
+#: Pairs by which chance is estimated, and the most times that all rows are paired with others.
+_PAIRS, _MOST_TURNS = 1_000_000, 100
 #: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
 #: so many times the others' whole length.
 _FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.005, 3_600 * 10**9, 10
@@ -63,9 +65,8 @@ def _copies(table: RequestTable) -> Iterator[str]:
     stamp = table.arrival_ns  # of a line: the arrival, or the end if that is on the grid of the recorded times
     if (np.diff(stamp[rows]) % table.resolution_ns).any():
         stamp = stamp + table.latency_ns
-    keys = [table.latency_ns[rows], stamp[rows]]
-    if table.route is not None:
-        keys.insert(0, table.route[rows].astype(np.int64))
+    columns = [*table.features.values(), *table.parts.values(), *([] if table.route is None else [table.route])]
+    keys = [column[rows] for column in (*columns, table.latency_ns, stamp)]
     rows = rows[np.lexsort(keys)]
     same_time = np.diff(stamp[rows]) == 0
     copies = int(np.count_nonzero(_equal(table, rows[1:][same_time], rows[:-1][same_time])))
@@ -73,8 +74,10 @@ def _copies(table: RequestTable) -> Iterator[str]:
         return
     _, at_once = np.unique(stamp[rows], return_counts=True)
     pairs = float((at_once * (at_once - 1.0)).sum()) / 2
-    again = np.random.default_rng(0).permutation(rows)
-    alike = float((np.count_nonzero(_equal(table, rows, again)) + _MISSED) / len(rows))
+    mixed = np.random.default_rng(0).permutation(rows)
+    turns = min(max(_PAIRS // len(rows), 1), len(rows) - 1, _MOST_TURNS)
+    found = sum(np.count_nonzero(_equal(table, mixed, np.roll(mixed, turn))) for turn in range(1, turns + 1))
+    alike = float((found + _MISSED) / (turns * len(rows)))
     # Of a batch, all that come in one unit of time repeat each other: then those of neighboring units end together.
     end = table.arrival_ns + table.latency_ns
     neighbors = rows[1:][~same_time], rows[:-1][~same_time]

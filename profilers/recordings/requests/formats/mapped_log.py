@@ -350,7 +350,8 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
                           ("user", _USER)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
-        column = next((each for each in names if each not in used and pattern.fullmatch(bare(each))), None)
+        others = (each for each in names if each not in used and pattern.fullmatch(bare(each)))
+        column = next((each for each in others if role != "latency" or not _is_date(columns[each])), None)
         if column is not None and (role not in ("queue", "first") or _unit(column) is not None):
             if role == "arrival" and (used & set(_NGINX) or _is_logged(column, names)):
                 role = "end"  # nginx, too, writes a line when the request ends
@@ -361,6 +362,10 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
     if not any(name in mapping for name in taken - {*_TIMES, *_MOMENTS, *_OTHERS}):
         roles += [Role(_identifier(name), name) for name in names if name not in used and _WORK.search(bare(name))]
     return _checked(path, roles, names)
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, str) and int(instants_ns([value])[0]) != UNKNOWN
 
 
 def dependencies_among(names: Sequence[str]) -> dict[str, str]:

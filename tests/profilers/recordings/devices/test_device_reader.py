@@ -197,6 +197,16 @@ def export(path: Path) -> Path:
     return path
 
 
+def test_a_trace_without_a_device_has_no_fixes_for_one(tmp_path: Path) -> None:
+    ranges = [("user_annotation", f"ProfilerStep#{k}", 100 * k, 90 if k < 9 else 99) for k in range(10)]
+    events = [*ranges, *(("cpu_op", "aten::addmm", begin + 5, length - 10) for _, _, begin, length in ranges)]
+    document = {"traceEvents": [{"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": begin, "dur": length}
+                                for kind, name, begin, length in events], "schemaVersion": 1}  # fmt: skip
+    (tmp_path / "x").write_text(json.dumps(document))
+    result = diagnosed(tmp_path / "x")
+    assert {cause.cause: cause.fixes for cause in result.causes}["host.python"] == ("fuse.compile",)
+
+
 def test_an_export_of_nsight_systems(tmp_path: Path) -> None:
     result = diagnosed(export(tmp_path / "x"))
     assert result.source is not None and result.source.kind == "nsys"

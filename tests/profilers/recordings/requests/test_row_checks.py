@@ -116,3 +116,20 @@ def test_a_single_copy_is_noted_if_chance_does_not_make_it(seconds: float, noted
     ).sorted()
     notes = with_checked_rows(table).notes
     assert any("1 of 3,001 requests repeats" in note for note in notes) == noted
+
+
+def test_repeated_lines_of_a_log_in_whole_seconds_are_noted() -> None:
+    # Half a minute of a log with answers of many sizes is there twice: all copies count, in any order.
+    rng = np.random.default_rng(4)
+    latency = rng.integers(20, 60, 6_000) * MS
+    table = RequestTable(
+        arrival_ns=np.sort(rng.integers(0, 150, 6_000)) * 1_000 * MS - latency,
+        latency_ns=latency,
+        status=np.zeros(6_000, np.int8),
+        features={"bytes": rng.integers(500, 4_000, 6_000).astype(np.float64)},
+        resolution_ns=1_000 * MS,
+    )
+    twice = of_rows(table, np.concatenate([np.arange(6_000), np.arange(2_000, 2_400)]))
+    assert notes(table.sorted()) == ()
+    (note,) = notes(twice)
+    assert note.startswith("400 of 6,400 requests repeat")

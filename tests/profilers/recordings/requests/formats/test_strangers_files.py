@@ -187,6 +187,12 @@ def test_decimal_commas_and_a_single_column(tmp_path: Path, text: str, milliseco
     assert (table_of(tmp_path, text).latency_ns / MS).tolist() == milliseconds
 
 
+def test_a_date_is_no_latency(tmp_path: Path) -> None:
+    line = {"requestTime": "02/Jan/2026:03:04:05 +0000", "responseLatency": 25}
+    with pytest.raises(InputError, match="found latency 'responseLatency' without a unit"):
+        table_of(tmp_path, json.dumps(line))
+
+
 def test_local_time_at_the_end_of_summer_is_noted(tmp_path: Path) -> None:
     hours = [f"2026-10-25 02:{minute:02d}:00" for minute in (57, 58, 59, 0, 1, 2)]
     table = table_of(tmp_path, "end,latency_ms\n" + "".join(f"{hour},12\n" for hour in hours))
