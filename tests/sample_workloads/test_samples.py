@@ -24,6 +24,9 @@ from tests.sample_workloads.conftest import (
     predictor,
 )
 
+#: A thread of the sample keeps its connection to the store until it ends; Python 3.13 mentions that.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+
 _SIZES = {"recommender": "history", "vision": "resolution"}
 every = pytest.mark.parametrize("sample", [RECOMMENDER, VISION, ASSISTANT], ids=lambda sample: sample.name)
 ranked = pytest.mark.parametrize("sample", [RECOMMENDER, VISION], ids=lambda sample: sample.name)
