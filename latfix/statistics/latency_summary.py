@@ -21,7 +21,7 @@ from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
 from latfix.statistics.block_bootstrap import SortedSample, block_length, block_sums, evidence, sliding_sums
 from latfix.statistics.distributions import normal_quantile, student_t
-from latfix.statistics.percentiles import percentile_interval
+from latfix.statistics.percentiles import LEAST_BOUNDED, percentile_interval
 
 #: The percentiles among the keys, as fractions.
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -50,7 +50,9 @@ def summary_intervals_ms(
     """95 % intervals of :func:`summarize_ms` for one run.
 
     The mean by moving-block bootstrap, percentiles by Woodruff's method with the dependence estimated from blocks; an
-    upper end that would lie far beyond the slowest request is open (infinite). A single request bounds neither.
+    upper end that would lie far beyond the slowest request, or that only equal latencies support, is open (infinite).
+    Fewer than six requests bound neither the mean nor the median: with a chance of 1 in 16 or more, all of five lie on
+    one side of it.
     ``max`` runs from the bootstrap's lower end to the maximum itself, which shows its dependence on single requests.
 
     In simulations of a queue at half load these intervals held the true p99 in 93, 82 and 86 % of runs of 4,000,
@@ -77,7 +79,7 @@ def summary_intervals_ms(
 
 def _mean_interval(series: Floats, block: int, seed: int, replicates: int) -> tuple[float, float]:
     n = len(series)
-    if n < 2:
+    if n < LEAST_BOUNDED:
         return (0.0, math.inf) if n else (math.nan, math.nan)
     mean = float(series.mean())
     starts = np.random.default_rng(seed).integers(0, n, size=(replicates, -(-n // block)))

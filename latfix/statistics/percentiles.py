@@ -33,6 +33,12 @@ GRID: tuple[float, ...] = tuple(
 )
 #: An interval ends at most this factor beyond the slowest request; else it is open.
 _FARTHEST = 2.0
+#: Fewest different latencies above its threshold from which a tail's exponent is estimated.
+_LEAST_SPACINGS = 5
+#: Chance that either end of a 95 % interval misses.
+_MISSES = 0.025
+#: Fewest requests that bound their median: five lie on one side of it with a chance of 1 in 16 (the sign test).
+LEAST_BOUNDED = math.ceil(math.log2(1 / _MISSES))
 _KEY = re.compile(r"p([0-9]{1,2})(?:[._]([0-9]{1,4}))?")
 
 
@@ -101,20 +107,20 @@ def percentile_interval(series: Floats, values: Floats, block: int, q: float) ->
     The share of requests beyond the percentile has an interval (:func:`share_interval`); the latencies at its ends
     are the percentile's interval. A little beyond the slowest request the tail is extrapolated as a power law with
     Hill's exponent, so that the interval of a p99 of 100 requests does not end at their maximum. Where that exceeds
-    twice the slowest request, nothing that was measured supports the number, and the end is open (infinite).
+    twice the slowest request, or too few of the slowest differ to estimate the exponent (they are equal, or there are
+    only two), nothing that was measured supports the number, and the end is open (infinite). Likewise at the other
+    end, if chance alone may have put all requests above the percentile: the end is 0, as for a single request.
 
     :param series: ``(n,)`` in order of arrival, without NaN; infinite if a request was never answered.
     :param values: the same, ascending.
     :param q: the percentile as a fraction.
-    :returns: open at both ends for a single request.
     """
-    if len(series) == 1:
-        return (0.0, math.inf)
     share, limit = 1.0 - q, quantile_of(values, q)
     beyond = (series > limit if math.isfinite(limit) else np.isinf(series)).astype(np.float64)
     lo, hi = share_interval(share, *independent_draws(beyond, share, block))
-    exponent = _hill(values)
-    return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
+    exponent, n = _hill(values), len(values)
+    low = 0.0 if n == 1 or share**n > _MISSES else _tail_value(values, hi, exponent)
+    return low, _tail_value(values, lo, exponent)
 
 
 def independent_draws(beyond: Floats, share: float, block: int) -> tuple[float, Floats]:
@@ -145,12 +151,14 @@ def share_interval(share: float, draws: float, added: Floats) -> Bounds:
 def _hill(values: Floats) -> float:
     """Hill's estimate (1975) of a tail's exponent, from the ``sqrt(n)`` slowest of ascending values; at most 2.
 
-    Latencies with an exponent of 1 or more have no mean: 2 leaves a margin and keeps the result finite.
+    Latencies with an exponent of 1 or more have no mean: 2 leaves a margin and keeps the result finite. Equal latencies
+    say nothing of how far a tail reaches: infinite if fewer than five of them differ from the threshold and each other.
     """
     n = len(values)
-    count = min(max(5, math.isqrt(n)), n - 1)
-    if count < 1 or values[-count - 1] <= 0 or math.isinf(values[-1]):
-        return 0.0
+    count = min(max(_LEAST_SPACINGS, math.isqrt(n)), n - 1)
+    slowest = values[n - 1 - count :]
+    if slowest[0] <= 0 or math.isinf(slowest[-1]) or np.count_nonzero(np.diff(slowest)) < _LEAST_SPACINGS:
+        return math.inf
     return min(2.0, float((np.log(values[-count:]) - math.log(values[-count - 1])).mean()))
 
 
