@@ -151,8 +151,8 @@ def share_interval(share: float, draws: float, added: Floats) -> Bounds:
 def _hill(values: Floats) -> float:
     """Hill's estimate (1975) of a tail's exponent, from the ``sqrt(n)`` slowest of ascending values; at most 2.
 
-    Latencies with an exponent of 1 or more have no mean: 2 leaves a margin and keeps the result finite. Equal latencies
-    say nothing of how far a tail reaches: infinite if fewer than five of them differ from the threshold and each other.
+    Latencies with an exponent of 1 or more have no mean: 2 leaves a margin and keeps the result finite. Equal ones
+    say nothing of how far a tail reaches: infinite if fewer than five differ from the threshold and each other.
     """
     n = len(values)
     count = min(max(_LEAST_SPACINGS, math.isqrt(n)), n - 1)
