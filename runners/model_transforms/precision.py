@@ -75,8 +75,11 @@ def _fitting(precision: Precision, *, on_gpu: bool) -> Callable[[torch.nn.Linear
 
     if on_gpu or precision == "fp8_dynamic":
         return lambda layer: torchao_layers.fits(layer, precision)
-    step = int8_linear.STEP if precision == "int8_weight_only" else 1
-    return lambda layer: layer.in_features % step == 0
+    if precision == "int8_dynamic":  # the kernel of the CPU fails for other inputs
+        import torch
+
+        return lambda layer: layer.weight.dtype is torch.float32
+    return lambda layer: layer.in_features % int8_linear.STEP == 0
 
 
 def layer_in_precision(layer: torch.nn.Module, precision: Precision) -> torch.nn.Module:
@@ -130,9 +133,14 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
     import torch
     from torch.ao.quantization import default_dynamic_qconfig
 
+    layers = {id(m): m.weight.dtype for m in model.modules() if type(m) is torch.nn.Linear}
+    other = {key for key, dtype in layers.items() if dtype is not torch.float32}
+    if other and len(other) == len(layers):
+        found = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in layers.values()}))
+        raise ValueError(f"found linear layers in {found}; expected float32, which the int8 kernel takes on the CPU")
     spec: dict[Any, Any] = {torch.nn.Linear: default_dynamic_qconfig}
     # Under all its names, because the first name found decides about a shared module.
-    spec |= {name: None for name, m in model.named_modules(remove_duplicate=False) if id(m) in kept}
+    spec |= {name: None for name, m in model.named_modules(remove_duplicate=False) if id(m) in kept | other}
     with warnings.catch_warnings():
         # Deprecated in favor of torchao, whose int8 pays only when compiled; this one works today.
         warnings.simplefilter("ignore")

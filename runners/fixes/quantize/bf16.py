@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from latfix.runners.fixes.fix import Context, Fix
-from latfix.runners.fixes.quantize.reduced_precision import available, capability, computed_in, new_in_half
+from latfix.runners.fixes.quantize.reduced_precision import (
+    available,
+    capability,
+    computed_in,
+    new_in_half,
+    unquantized,
+)
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 #: Compute capability of the first GPUs with bfloat16 products; older ones emulate it.
@@ -39,7 +45,7 @@ FIX = Fix(
     risk="accuracy; measured before speed",
     changes_outputs=True,
     accepted=0.9,
-    needs=(available("bf16"), _native),
+    needs=(available("bf16"), unquantized, _native),
     sets={"precision": "bf16"},
     verify=lambda applied: computed_in(applied, "bf16", "bfloat16"),
 )

@@ -10,6 +10,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
     compiled_too,
+    float32_layers,
     own_layers,
     products_in,
     with_compiler,
@@ -23,6 +24,7 @@ QUANTIZED = "nn.quantized.dynamic"
 NEEDS = (
     available("int8_dynamic"),
     own_layers,
+    float32_layers,
     need(
         lambda context: not context.on_cpu or context.settings.compile == "off",
         "on the CPU it does not work with torch.compile, which cannot see into its kernels",

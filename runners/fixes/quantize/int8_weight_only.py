@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.quantize import bf16
-from latfix.runners.fixes.quantize.reduced_precision import own_layers, weights_in_torch
+from latfix.runners.fixes.quantize.reduced_precision import own_layers, unquantized, weights_in_torch
 from latfix.runners.fixes.shared.conditions import at_default, need, on_its_device
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, fast_layers, torch_runs_it
 
@@ -31,6 +31,7 @@ FIX = Fix(
         torch_runs_it,
         weights_in_torch,
         own_layers,
+        unquantized,
         on_its_device(
             "quantize.int8_weight_only",
             "its packed product is used only on the CPU: on a GPU the weights are converted before each product,"

@@ -57,6 +57,20 @@ weights_in_torch = need(
 own_layers = python_modules("it has no linear layers that could be replaced")
 
 
+def float32_layers(context: Context) -> str:
+    """On the CPU, some linear layer must have float32 weights."""
+    weights = facts(context).get("weights", {})
+    if not context.on_cpu or not weights or "float32" in weights:
+        return ""
+    return f"its kernel on the CPU takes float32, and the linear layers are in {', '.join(sorted(weights))}"
+
+
+def unquantized(context: Context) -> str:
+    """No layer may be of torch's quantized ones, which take float32 only."""
+    quantized = count(facts(context).get("modules", {}), "ao.nn.quantized")
+    return f"its quantized layers, {quantized} of which ran, take only float32" if quantized else ""
+
+
 def new_in_half(context: Context) -> str:
     """At least half of the model's layers must not return 16-bit outputs already."""
     dtypes = facts(context).get("dtypes", {})

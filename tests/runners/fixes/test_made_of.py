@@ -85,6 +85,11 @@ def scripted():
         warnings.simplefilter("ignore")
         return torch.jit.script(Net().eval())
 
+def quantized():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(Net().eval(), {torch.nn.Linear})
+
 class Fixed(torch.nn.Module):
     def __init__(self, inner):
         super().__init__()
@@ -183,6 +188,27 @@ def test_a_function_of_tensors_runs_on_torch(
     adapter = TORCH.replace("MODEL", "lambda x: torch.relu(x).mean((1, 2, 3))")
     facts = loaded(write_workload(tmp_path / "w", adapter=adapter)).facts(traffic())
     assert facts["made_of"]["parameters"] == 0 and not obstacles(facts)["fuse.compile"]
+
+
+def test_int8_of_layers_that_are_not_in_float32_is_not_begun(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    """The kernel of the CPU takes float32 only, and failed in the trial."""
+    adapter = TORCH.replace("return MODEL", "return Net().bfloat16()").replace(
+        'request.features["value"]))', 'request.features["value"]), dtype=torch.bfloat16)'
+    )
+    facts = loaded(write_workload(tmp_path / "w", adapter=adapter)).facts(traffic())
+    found = obstacles(facts)["quantize.int8_dynamic"]
+    assert found == "its kernel on the CPU takes float32, and the linear layers are in bfloat16"
+
+
+def test_layers_that_are_quantized_already_are_not_cast(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "quantized()"))).facts(traffic())
+    found = obstacles(facts)
+    for fix in ("quantize.bf16", "quantize.int8_weight_only"):
+        assert found[fix] == "its quantized layers, 1 of which ran, take only float32"
 
 
 def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:

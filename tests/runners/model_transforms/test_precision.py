@@ -248,3 +248,12 @@ def test_tf32_is_allowed_to_the_process_and_changes_no_layer() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert model[0].weight.dtype is torch.float32 and quantizable(model, "tf32") == {}
+
+
+def test_int8_takes_only_layers_in_float32() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).double())
+    assert set(quantizable(model, "int8_dynamic")) == {"0"}
+    changed = in_precision(model, "int8_dynamic")
+    assert type(changed[0]) is not nn.Linear and type(changed[1]) is nn.Linear  # type: ignore[index]
+    with pytest.raises(ValueError, match="found linear layers in bfloat16; expected float32"):
+        in_precision(nn.Sequential(nn.Linear(8, 8)).bfloat16(), "int8_dynamic")
