@@ -173,7 +173,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
     from latfix.gates.subject import GateSubject, with_percentile_ratios
 
     if outcome.final is None:
-        same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
+        same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracies[0]})
         same = same.with_percentiles(metrics, outcome.baseline)
         return same, same
     after, before = outcome.final.gate_subjects()
@@ -285,7 +285,7 @@ def _baseline(outcome: Outcome) -> Summary:
         latency_ci95_ms=diagnosis.latency_ci95_ms,
         throughput_rps=diagnosis.throughput_rps,
         requests=diagnosis.counts,
-        accuracy=outcome.accuracy,
+        accuracy=outcome.accuracies[0],
         trustworthy=diagnosis.trustworthy,
     )
 
@@ -334,9 +334,9 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: 
         for key, estimate in final.ratio.items():
             if math.isfinite(estimate.value) and not estimate.lost:
                 measured[f"{key}_ratio"] = estimate.value
-        measured["accuracy_before"] = outcome.accuracy
-        if outcome.final_accuracy is not None:
-            measured["accuracy_after"] = outcome.final_accuracy
+        for when, score in zip(("before", "after"), outcome.accuracies, strict=True):
+            if score is not None:
+                measured[f"accuracy_{when}"] = score
     machine = {key: value for key, value in outcome.baseline.meta.machine.items() if value is not None}
     write_plan(
         Plan(

@@ -55,6 +55,7 @@ class AnswerCheck(Document):
     :param padded: requests differ in size, so that some of each batch are padded.
     :param example: the one that differs most.
     :param repeated: requests that were answered alone twice; ``unrepeatable`` those whose answers then differ.
+    :param empty: requests whose answer alone was ``None``, or held nothing else.
     """
 
     outputs: tuple[JudgedOutput, ...]
@@ -64,10 +65,21 @@ class AnswerCheck(Document):
     example: OddAnswer | None = None
     repeated: int = field(default=0, metadata=json_key(omit_empty=True))
     unrepeatable: int = field(default=0, metadata=json_key(omit_empty=True))
+    empty: int = field(default=0, metadata=json_key(omit_empty=True))
+
+    @property
+    def nothing(self) -> bool:
+        """True if no answer holds anything that could be compared."""
+        return bool(self.empty) and not self.outputs
 
     def faults(self) -> tuple[str, ...]:
         """Faults of the unmodified service; none if a request always gets the same answer, in any batch."""
         found = [] if self.example is None else [self._odd(self.example)]
+        if self.nothing:
+            found.append(
+                "This service answers None: there is nothing to compare, and what may change answers is not judged. "
+                "Return from finish what matters, or give the workload an evaluate()."
+            )
         for output in self.outputs:
             if output.follows:
                 axes = " and ".join(map(str, output.follows))

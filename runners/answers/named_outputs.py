@@ -35,7 +35,7 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
 
     A list of numbers, or of texts, is one output; the items of other lists share one name. For complex numbers the
     real parts come first, then the imaginary ones. An object of another type is its attributes, or its ``repr`` if it
-    has one of its own; a set is in the order of its items' ``repr``.
+    has one of its own; a set is in the order of its items' ``repr``. ``None`` is no output: nothing to compare.
 
     :param names: names of the outputs in order, if a model file has them.
     """
@@ -47,6 +47,8 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
 
 def _walked(value: Any, name: str, inside: tuple[int, ...] = ()) -> list[Output]:
     """The outputs in a value; ``inside`` are the objects that hold it, which may refer to themselves."""
+    if value is None:
+        return []
     if (fields := _attributes(value)) is not None and id(value) not in inside:
         value, inside = fields, (*inside, id(value))
     elif isinstance(value, set | frozenset):

@@ -69,6 +69,7 @@ def own_variation(
             example=_example(ids, unrepeatable or odd),
             repeated=len(repeated),
             unrepeatable=len(unrepeatable),
+            empty=sum(answer == [] for answer in alone),
         ),
     )
 

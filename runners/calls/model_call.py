@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from latfix.formatting import clipped, counted
-from latfix.runners.calls.tensor_tree import map_tensors
+from latfix.runners.calls.tensor_tree import fields_of, map_tensors, replaced_fields
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter or a panic in a native
 #: library, which is not an ``Exception`` either, fails one request only.
@@ -66,8 +66,30 @@ def call_on_copy(model: Any, batch: Any) -> Any:
 def split_output(output: Any, size: int) -> list[Any]:
     """Split a batch's output by request: tensors and arrays along dimension 0, lists item by item.
 
+    Dicts, tuples and dataclasses are split field by field; a number, text or ``None`` in a field is each request's.
+    ``None`` alone is the answer to each request, a number or text alone that of a batch of one.
+
     :raises ValueError: the output does not have the batch's size.
     """
+    if output is None or (size == 1 and _is_single(output)):
+        return [output] * size
+    return _split(output, size)
+
+
+def _is_single(value: Any) -> bool:
+    """True for one number or text."""
+    import torch
+
+    array = isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
+    return array or isinstance(value, bool | int | float | complex | str | np.generic)
+
+
+def _part(value: Any, size: int) -> list[Any]:
+    """A field's value by request."""
+    return [value] * size if value is None or _is_single(value) else _split(value, size)
+
+
+def _split(output: Any, size: int) -> list[Any]:
     import torch
 
     if isinstance(output, torch.Tensor | np.ndarray):
@@ -79,16 +101,23 @@ def split_output(output: Any, size: int) -> list[Any]:
             )
         return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
     if isinstance(output, dict):
-        columns = {key: split_output(item, size) for key, item in output.items()}
+        columns = {key: _part(item, size) for key, item in output.items()}
         return [{key: column[k] for key, column in columns.items()} for k in range(size)]
     if isinstance(output, tuple):
-        parts = [split_output(item, size) for item in output]
-        return [tuple(part[k] for part in parts) for k in range(size)]
+        parts = [_part(item, size) for item in output]
+        make = getattr(type(output), "_make", tuple)  # a named tuple keeps its names
+        return [make(part[k] for part in parts) for k in range(size)]
+    if fields := fields_of(output):
+        columns = {key: _part(item, size) for key, item in fields.items()}
+        return [replaced_fields(output, {key: column[k] for key, column in columns.items()}) for k in range(size)]
     if isinstance(output, list):
         if len(output) != size:
             raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size}")
         return output
-    raise ValueError(f"the model returned a {type(output).__name__}; expected tensors with the batch in dimension 0")
+    raise ValueError(
+        f"the model returned {type(output).__name__} for a batch of {size}; expected tensors or arrays with {size} "
+        "in the first dimension, tuples, dicts or dataclasses of them, or a list with one item per request"
+    )
 
 
 def as_called(batch: Any) -> Any:

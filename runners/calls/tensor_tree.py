@@ -1,8 +1,10 @@
-"""Tensors in nested tuples, lists and dicts: a model's inputs and outputs."""
+"""Tensors in nested tuples, lists, dicts and dataclasses: a model's inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def _joined(parts: Sequence[tuple[list[torch.Tensor], Any]]) -> list[torch.Tenso
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """All tensors in a tensor or in nested tuples, lists and dicts."""
+    """All tensors in a tensor or in nested tuples, lists, dicts and dataclasses."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -57,13 +59,28 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
         return [tensor for item in value.values() for tensor in tensors_of(item)]
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in tensors_of(item)]
-    return []
+    return [tensor for item in fields_of(value).values() for tensor in tensors_of(item)]
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass; empty for any other value."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return {}
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+
+
+def replaced_fields(value: Any, fields: Mapping[str, Any]) -> Any:
+    """A copy of a dataclass with other values, without calling its ``__init__``; it may be frozen."""
+    made = copy.copy(value)
+    for name, each in fields.items():
+        object.__setattr__(made, name, each)
+    return made
 
 
 def map_tensors(
     value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()
 ) -> Any:
-    """The same structure of tuples, lists and dicts with changed tensors.
+    """The same structure of tuples, lists, dicts and dataclasses with changed tensors.
 
     :param change: called with each tensor and the keys and indices that lead to it.
     """
@@ -77,6 +94,8 @@ def map_tensors(
         return tuple(map_tensors(item, change, (*path, k)) for k, item in enumerate(value))
     if isinstance(value, list):
         return [map_tensors(item, change, (*path, k)) for k, item in enumerate(value)]
+    if fields := fields_of(value):
+        return replaced_fields(value, {key: map_tensors(item, change, (*path, key)) for key, item in fields.items()})
     return value
 
 

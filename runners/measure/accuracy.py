@@ -189,7 +189,7 @@ def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accurac
     """Save the original's answers to each request alone; its score is the agreement of its batches with them."""
     alone, own = compare_own(service, requests)
     Reference(sample=tuple(alone), agreements=own.agreements, yardstick=own.yardstick).save(file)
-    count = own.check.compared or len(alone)
+    count = 0 if own.check.nothing else own.check.compared or len(alone)
     share = float(own.agreements[:count].mean()) if count else 1.0
     lo, hi = wilson_interval(share * count, count)
     return Accuracy(

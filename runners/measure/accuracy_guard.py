@@ -44,7 +44,7 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
     if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not scored.get("same"):
         samples, excluded = scored.get("samples", 0), _EXCLUDED * max_drop
         if not samples:
-            return None, "no answer could be compared: the original answered none of the sampled requests alone"
+            return None, "no answer could be compared: the original's are None, or it answered no request alone"
         return None, f"{count(samples)} requests are too few to exclude a loss of {excluded:.3g}: {figures}"
     return True, figures
 

@@ -133,6 +133,12 @@ class Outcome:
         return [step for step in self.steps if step.status == "kept"]
 
     @property
+    def accuracies(self) -> tuple[float | None, float | None]:
+        """Of the first and the last settings; ``None`` if answers hold nothing to compare."""
+        nothing = self.answers is not None and self.answers.nothing and self.accuracy_kind != "evaluate"
+        return (None, None) if nothing else (self.accuracy, self.final_accuracy)
+
+    @property
     def verdict(self) -> str:
         """``improved``, ``no_gain`` or ``inconclusive``; the final replay alone decides."""
         if self.final is None:
@@ -445,7 +451,7 @@ class Optimizer:
             outcome.steps = _verify(outcome.steps, unseen, seen[0], *proof.rounds[0])
         outcome.before, outcome.after = proof.rounds[-1]
         outcome.at_pace = _predicted(search, bounds, proof.rounds)
-        outcome.final = proof.compare(seed=self._options.seed, accuracy=(outcome.accuracy, outcome.final_accuracy))
+        outcome.final = proof.compare(seed=self._options.seed, accuracy=outcome.accuracies)
         outcome.after_diagnosis = diagnose(
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )

@@ -68,8 +68,8 @@ class _Tried:
 
     @property
     def score(self) -> float | None:
-        """Score of its answers; ``None`` before they are scored."""
-        return None if self.scored is None else float(self.scored["score"])
+        """Score of its answers; ``None`` before they are scored, or if none could be."""
+        return None if self.scored is None or not self.scored["samples"] else float(self.scored["score"])
 
 
 @dataclass

@@ -161,6 +161,19 @@ def test_nothing_compared_is_not_the_same() -> None:
     assert (found.agreement, found.same) == (0.0, False)
 
 
+def test_none_is_nothing_to_compare() -> None:
+    """Equal emptiness proves nothing of a fix; a service that sometimes answers None is compared."""
+    none = [outputs_of(None), outputs_of({"extra": None})]
+    assert none == [[], []]
+    found = difference(yardstick_of(none, {}), none, none)
+    assert len(found.agreements) == 0 and not found.same
+    assert difference(yardstick_of(none, {}), none, [none[0], None]).broken == 1
+    check = own_variation(["a", "b"], none, none, [], {}).check
+    assert check.nothing and "nothing to compare" in check.faults()[0]
+    some = [outputs_of(None), outputs_of(2.0)]
+    assert difference(yardstick_of(some, {}), some, [some[1], some[1]]).agreements.tolist() == [0.0, 1.0]
+
+
 def test_dimensions_that_follow_an_input_are_found_by_two_lengths() -> None:
     def answer(steps: int, boxes: int) -> Any:
         return outputs_of({"steps": torch.randn(steps, 7), "boxes": torch.randn(boxes, 4)})

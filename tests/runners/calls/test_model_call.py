@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from latfix.errors import InputError, RunnerError
 from latfix.runners.calls.model_call import SameFailure, call_model, describe, model_error, split_output
-from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
+from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, tensors_of
 from latfix.runners.service.adapter_file import load_adapter
 
 
@@ -73,6 +74,19 @@ def test_an_adapter_that_fails_has_a_reason(tmp_path: Path, source: str, kind: t
         load_adapter(tmp_path, "nothing:A")
 
 
+class Ranked(NamedTuple):
+    order: torch.Tensor
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    scores: torch.Tensor
+    ranked: Ranked | None = None
+    extra: None = None
+    version: str = "v3"
+
+
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
     batch = torch.arange(size * width).reshape(size, width)
@@ -94,11 +108,11 @@ def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
         [1, 2, 3],
         np.ones(3),
         np.array(1.0),
-        None,
+        object(),
         "ab",
         3.0,
         (torch.ones(2), torch.ones(3)),
-        {"a": None},
+        Scored(torch.ones(3)),
     ],
     ids=repr,
 )
@@ -107,6 +121,30 @@ def test_an_output_without_the_batch_is_refused(output: object) -> None:
         split_output(output, 2)
     with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
         split_output([1, 2, 3], 4)  # lists are valid outputs, so the message must not require tensors
+
+
+def test_dataclasses_and_named_tuples_are_split_field_by_field() -> None:
+    batch = torch.arange(6.0).reshape(3, 2)
+    parts = split_output(Scored(batch, Ranked(batch + 1, ["a", "b", "c"])), 3)
+    for k, part in enumerate(parts):
+        assert isinstance(part, Scored) and isinstance(part.ranked, Ranked) and part.version == "v3"
+        assert torch.equal(part.scores, batch[k]) and part.extra is None
+        assert torch.equal(part.ranked.order, batch[k] + 1) and list(part.ranked.names) == ["abc"[k]]
+    assert [tensor.shape for tensor in tensors_of(parts[0])] == [(2,), (2,)]
+    assert map_tensors(parts[1], lambda tensor, _: tensor * 2).scores.tolist() == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("value", [3.5, 3, True, "yes", np.float32(2), torch.tensor(1.0)], ids=repr)
+def test_a_single_value_answers_a_batch_of_one(value: object) -> None:
+    assert split_output(value, 1) == [value]
+
+
+def test_none_is_the_answer_to_each_request() -> None:
+    assert split_output(None, 3) == [None, None, None]
+    assert split_output({"scores": [1, 2], "extra": None}, 2) == [
+        {"scores": 1, "extra": None},
+        {"scores": 2, "extra": None},
+    ]
 
 
 @pytest.mark.parametrize(
