@@ -249,7 +249,11 @@ def _disturbed(outcome: Outcome) -> str:
 
 def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:
     """Settings that the plan changes, before and after; environment variables one by one."""
-    first, changes = outcome.baseline.meta.settings.to_json(), dict[str, tuple[Any, Any]]()
+    meta = outcome.baseline.meta
+    first, changes = meta.settings.to_json(), dict[str, tuple[Any, Any]]()
+    made = meta.model.get("made_of", {})
+    if made.get("file") and made.get("runtime") == "ONNX Runtime":
+        first["backend"] = "onnxruntime"  # which runs the file itself with the default setting
     for step in outcome.kept:
         for key, value in step.settings.items():
             if isinstance(value, dict):

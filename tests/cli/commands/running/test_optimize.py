@@ -33,6 +33,7 @@ class Search:
         self.gain = 0.4
         self.failure = ""
         self.interrupted = False
+        self.file = ""
 
     def __call__(
         self,
@@ -62,6 +63,9 @@ class Search:
             return self.service.replay(out / name, Replay(spec=spec, traffic=traffic, settings=settings))
 
         baseline = replay("baseline", 1.0)
+        if self.file:
+            made_of = {"file": self.file, "runtime": "ONNX Runtime"}
+            baseline = replace(baseline, meta=baseline.meta.updated(model={"made_of": made_of}))
         diagnosis = diagnose(baseline, bootstrap=20)
         self._show(diagnosis)
         outcome = Outcome(
@@ -79,6 +83,10 @@ class Search:
             Step(fix="gc.freeze", status="kept", reason="p95 x0.40", comparison=outcome.final, verified="frozen"),
             Step(fix="quantize.int8_dynamic", status="rejected", reason="accuracy 0.9 -> 0.5 | limit 0.89"),
         ]
+        if self.file:
+            outcome.steps.append(
+                Step(fix="fuse.openvino", status="kept", reason="", settings={"backend": "openvino"})
+            )
         return outcome
 
 
@@ -120,6 +128,18 @@ def test_the_result_in_every_form(optimize: Cli, tmp_path: Path) -> None:
     for words in ("| **kept** |", "| rejected | accuracy 0.9", "&#124; limit 0.89", "×0.4", "p99, ms", "unexplained"):
         assert words in out, words
     assert "::error title=gate mean<0.1ms failed::" in err and "::warning title=gate p99<history*2 undecided" in err
+
+
+def test_the_plan_of_an_onnx_file_replaces_what_runs_it(optimize: Cli, search: Search, tmp_path: Path) -> None:
+    """The setting is ``torch``, and ONNX Runtime runs the file all the same."""
+    search.file = "model.onnx"
+    code, out, err = optimize()
+    assert code == 0, err
+    assert json.loads((tmp_path / "o" / "optimization.json").read_text())["changes"]["backend"] == [
+        "onnxruntime",
+        "openvino",
+    ]
+    assert "backend  onnxruntime -> openvino" in out
 
 
 def test_the_next_step_names_the_workload_as_typed(
