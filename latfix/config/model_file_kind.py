@@ -37,6 +37,8 @@ _EXPECTED: dict[Kind, str] = {
     "ONNX": "an ONNX model",
     "TensorRT": "a TensorRT engine",
 }
+_NO_MODEL = "a zip archive that holds no model of PyTorch"
+_NO_MODELS = (_NO_MODEL, "JSON text", "machine code")
 _ADVICE = "save it with torch.export.save as .pt2, or load it in an adapter (latfix init DIR writes one)"
 _RENAME: dict[Kind, str] = {"torch.export": ".pt2", "TorchScript": ".pt", "ONNX": ".onnx"}
 
@@ -99,6 +101,16 @@ def check_model_file(path: Path) -> Kind:
     if found.kind != expected:
         raise input_error(path, None, found.words, _EXPECTED[expected], found.todo)
     return expected
+
+
+def misnamed(path: Path) -> str:
+    """What a model or weights are under another suffix, and what to do; empty for any other file.
+
+    :raises OSError: the file cannot be read.
+    """
+    found = _identify(path, "ONNX")
+    model = found.kind is not None or (found.todo == _ADVICE and found.words not in _NO_MODELS)
+    return f"{found.words}; {found.todo}" if model else ""
 
 
 def _identify(path: Path, expected: Kind) -> _Found:
@@ -172,7 +184,7 @@ def _in_archive(path: Path) -> _Found:
                 return _pickled(_member(archive, names["data.pkl"]))
     except DAMAGES:
         return _Found("a damaged or truncated archive", todo="copy it again")
-    return _Found("a zip archive that holds no model of PyTorch")
+    return _Found(_NO_MODEL)
 
 
 def _exported(archive: zipfile.ZipFile, names: dict[str, str]) -> _Found:

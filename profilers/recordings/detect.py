@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from latfix.config.model_file_kind import misnamed
 from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.profilers.recordings import memory_history, service_log
@@ -99,6 +100,8 @@ def _unknown(recorded: Recorded) -> InputError:
         return InputError(
             f"{recorded.path}: found {result}; expected one file of them (parts of one log: join them with cat)"
         )
+    if recorded.path.is_file() and (model := misnamed(recorded.path)):
+        return InputError(f"{recorded.path}: found {model}")
     if recorded.head[257:262] == b"ustar":
         return InputError(f"{recorded.path}: found a tar archive; unpack it")
     if advice := next((text for pattern, text in _ADVICE if pattern.search(recorded.head)), ""):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latfix.config.model_file_kind import KINDS, check_model_file, is_model_file
+from latfix.config.model_file_kind import KINDS, check_model_file, is_model_file, misnamed
 from latfix.errors import InputError
 from latfix.files.protobuf_wire import WireError, fields
 
@@ -157,6 +157,17 @@ def test_damage_under_any_compression(tmp_path: Path, method: int) -> None:
     damaged[at + 10 : at + 80] = bytes(byte ^ 0x5A for byte in damaged[at + 10 : at + 80])
     file.write_bytes(damaged)
     assert "damaged" in refusal(file) or "cannot be read" in refusal(file)
+
+
+def test_models_and_weights_under_another_suffix_are_known(tmp_path: Path) -> None:
+    weights = archive(tmp_path / "w.pth", {"m/data.pkl": b"\x80\x02ccollections\nOrderedDict\n)R."})
+    assert misnamed(weights).startswith("weights without the model (a state dict saved by torch.save); save it with")
+    (tmp_path / "w.bin").write_bytes(ONNX)
+    assert misnamed(tmp_path / "w.bin") == "an ONNX model; name it .onnx"
+    for content in (b'{"arrival_s": 1}', b"some words", b""):
+        (tmp_path / "w.jsonl").write_bytes(content)
+        assert misnamed(tmp_path / "w.jsonl") == ""
+    assert misnamed(archive(tmp_path / "a.zip", {"readme": b"text"})) == ""
 
 
 def test_an_archive_without_a_model(tmp_path: Path) -> None:
