@@ -68,16 +68,16 @@ class AnswerCheck(Document):
     empty: int = field(default=0, metadata=json_key(omit_empty=True))
 
     @property
-    def nothing(self) -> bool:
-        """True if no answer holds anything that could be compared."""
-        return bool(self.empty) and not self.outputs
+    def incomparable(self) -> bool:
+        """True if answers do not repeat, or hold nothing: a difference, or none, says nothing of a change."""
+        return bool(self.unrepeatable) or (bool(self.empty) and not self.outputs)
 
     def faults(self) -> tuple[str, ...]:
         """Faults of the unmodified service; none if a request always gets the same answer, in any batch."""
         found = [] if self.example is None else [self._odd(self.example)]
-        if self.nothing:
+        if self.incomparable and not self.unrepeatable:
             found.append(
-                "This service answers None: there is nothing to compare, and what may change answers is not judged. "
+                "This service answers None: there is nothing to compare, and what may change answers is not kept. "
                 "Return from finish what matters, or give the workload an evaluate()."
             )
         for output in self.outputs:
@@ -101,7 +101,8 @@ class AnswerCheck(Document):
             return (
                 f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "
                 f"{counted(self.repeated, 'request')}. It samples, or keeps state between requests. Answers cannot "
-                "be compared: fix the random seed, or give the workload an evaluate()."
+                "be compared, and what may change them is not kept: fix the random seed, or give the workload an "
+                "evaluate()."
             )
         how = "a padded request" if self.padded else "a request in a batch"
         cure = "a mask, or batches of one length," if self.padded else "a model that treats requests independently"
@@ -114,7 +115,9 @@ class AnswerCheck(Document):
         if odd.deviation is None:
             return "another shape or text"
         bound = next((output.bound for output in self.outputs if output.name == odd.output), None)
-        return f"deviation {significant(odd.deviation, 2)}, bound {significant(bound, 2)}"
+        far = f"deviation {significant(odd.deviation, 2)}, bound {significant(bound, 2)}"
+        # Scores agree only if the same entry is the largest.
+        return far if bound is None or odd.deviation > bound else f"another largest entry ({far})"
 
 
 def _called(name: str) -> str:

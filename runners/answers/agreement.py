@@ -211,12 +211,9 @@ def _cut(values: Array, shape: tuple[int, ...], axes: Sequence[int]) -> Array:
 def difference(yardstick: Yardstick, first: Answers, second: Answers) -> Difference:
     """Compare answers in the same order, without the requests that failed in the first list.
 
-    If no answer of the original holds an output, two empty ones prove nothing and are left out, too.
-
     :raises ValueError: the lists differ in length.
     """
-    known_outputs, pairs = bool(yardstick.measures), zip(first, second, strict=True)
-    judged = [compare(yardstick, a, b) for a, b in pairs if a is not None and (known_outputs or b != [])]
+    judged = [compare(yardstick, a, b) for a, b in zip(first, second, strict=True) if a is not None]
     known = [each.distance for each in judged if each.distance is not None and math.isfinite(each.distance)]
     return Difference(
         agreements=np.array([each.agreement for each in judged], dtype=np.float64),

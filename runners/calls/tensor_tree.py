@@ -29,7 +29,7 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
     if type(value) in (tuple, list):
         parts = [flatten(item) for item in value]
         return _joined(parts), type(value)(shape for _, shape in parts)
-    raise TypeError(f"found a {type(value).__name__} where tensors, tuples, lists or dicts of them were expected")
+    raise TypeError(f"found {type(value).__name__} where tensors, tuples, lists or dicts of them were expected")
 
 
 def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:

@@ -77,7 +77,7 @@ class Reference:
     """The original's answers.
 
     :param sample: answers to requests of the traffic, each alone, ``None`` for one that failed; empty if the workload
-        has a score of its own.
+        has a score of its own, or if its answers cannot be compared.
     :param agreements: ``(len(sample),)``, of its answers to the same requests in batches.
     :param yardstick: how answers are judged.
     :param ids: of the requests that ``evaluate`` predicted, in order; empty without ``evaluate``.
@@ -188,8 +188,9 @@ def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:
 def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accuracy:
     """Save the original's answers to each request alone; its score is the agreement of its batches with them."""
     alone, own = compare_own(service, requests)
-    Reference(sample=tuple(alone), agreements=own.agreements, yardstick=own.yardstick).save(file)
-    count = 0 if own.check.nothing else own.check.compared or len(alone)
+    sample = () if own.check.incomparable else tuple(alone)
+    Reference(sample=sample, agreements=own.agreements, yardstick=own.yardstick).save(file)
+    count = (own.check.compared or len(alone)) if sample else 0
     share = float(own.agreements[:count].mean()) if count else 1.0
     lo, hi = wilson_interval(share * count, count)
     return Accuracy(

@@ -44,9 +44,14 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
     if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not scored.get("same"):
         samples, excluded = scored.get("samples", 0), _EXCLUDED * max_drop
         if not samples:
-            return None, "no answer could be compared: the original's are None, or it answered no request alone"
+            return None, "no answer could be compared: the original's differ each time, are None, or fail alone"
         return None, f"{count(samples)} requests are too few to exclude a loss of {excluded:.3g}: {figures}"
     return True, figures
+
+
+def score_of(scored: Mapping[str, Any]) -> float | None:
+    """The score; ``None`` if it is that of answers of which none could be compared."""
+    return float(scored["score"]) if scored.get("samples") or scored.get("kind") == "evaluate" else None
 
 
 def _apart(scored: Mapping[str, Any]) -> str:

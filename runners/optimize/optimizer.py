@@ -134,9 +134,9 @@ class Outcome:
 
     @property
     def accuracies(self) -> tuple[float | None, float | None]:
-        """Of the first and the last settings; ``None`` if answers hold nothing to compare."""
-        nothing = self.answers is not None and self.answers.nothing and self.accuracy_kind != "evaluate"
-        return (None, None) if nothing else (self.accuracy, self.final_accuracy)
+        """Of the first and the last settings; ``None`` if answers cannot be compared."""
+        incomparable = self.answers is not None and self.answers.incomparable and self.accuracy_kind != "evaluate"
+        return (None, None) if incomparable else (self.accuracy, self.final_accuracy)
 
     @property
     def verdict(self) -> str:

@@ -32,7 +32,7 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET, Candidate, Prediction
 from latfix.results.optimization_step import KEYS, Step
 from latfix.runners.fixes import Applied, Context, Fix
-from latfix.runners.measure.accuracy_guard import judge
+from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.optimize.alternatives import Alternative, measure
 from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.runners.optimize.measurement import Bench
@@ -644,7 +644,7 @@ class Search:
         if not any(choice.fix.changes_outputs for choice in configuration.choices):
             return {}, ""
         scored = self.bench.accuracy(candidate)
-        candidate.accuracy = float(scored["score"])
+        candidate.accuracy = score_of(scored)
         enough, reason = judge(scored, self.original, self.bench.max_drop)
         return scored, "" if enough else reason
 

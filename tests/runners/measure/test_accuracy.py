@@ -23,7 +23,7 @@ from latfix.runners.answers.agreement import yardstick_of
 from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.measure import own_answers
 from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, Accuracy, Reference, evaluate, sample_requests
-from latfix.runners.measure.accuracy_guard import judge
+from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
@@ -263,9 +263,25 @@ def test_a_service_that_samples_its_answers_is_reported(tmp_path: Path, write_wo
         RunnerSettings(device="cpu", max_batch_size=4),
     )
     service.load()
-    check = AnswerCheck.from_json(evaluate(service, traffic(40), None, save=tmp_path / "r.npz").answers)
+    original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
+    check = AnswerCheck.from_json(original.answers)
     assert check.repeated == check.unrepeatable == 4
     assert check.faults()[0].startswith("This service answers the same request differently each time")
+    again = asdict(evaluate(service, traffic(40), tmp_path / "r.npz", max_drop=0.01))
+    allowed, reason = judge(again, original.score, 0.01)
+    assert allowed is None and "no answer could be compared" in reason, "what differs anyway is no loss"
+    assert score_of(asdict(original)) is None and score_of(again) is None
+
+
+def test_a_service_that_answers_none_has_no_accuracy(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    adapter = SAMPLES.replace("torch.multinomial(torch.softmax(x, -1), 8, replacement=True)", "None")
+    service = Service(
+        write_workload(tmp_path / "w", adapter=adapter), "adapter:Samples", RunnerSettings(device="cpu")
+    )
+    service.load()
+    original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
+    again = asdict(evaluate(service, traffic(40), tmp_path / "r.npz", max_drop=0.01))
+    assert score_of(asdict(original)) is None and score_of(again) is None and judge(again, 1.0, 0.01)[0] is None
 
 
 EMBEDS = """
