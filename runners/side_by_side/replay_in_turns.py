@@ -20,8 +20,8 @@ from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_rounds, summarize
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import by_device
-from latfix.runners.measure.accuracy_guard import judge
-from latfix.runners.optimize.screening_windows import LEAD_IN_S, lead_in, slowest_stretch
+from latfix.runners.measure.accuracy_guard import judge, score_of
+from latfix.runners.optimize.screening_windows import LEAD_IN_S, SHORTEST_S, lead_in, slowest_stretch
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder
 from latfix.runners.side_by_side.ideas import Idea
@@ -69,7 +69,7 @@ class _Tried:
     @property
     def score(self) -> float | None:
         """Score of its answers; ``None`` before they are scored, or if none could be."""
-        return None if self.scored is None or not self.scored["samples"] else float(self.scored["score"])
+        return None if self.scored is None else score_of(self.scored)
 
 
 @dataclass
@@ -145,9 +145,7 @@ class SideBySide:
             self._notes += AnswerCheck.from_json(answers).faults()
         if fits:
             return
-        left_s = self._left_s() - len(self._ideas) * self._scoring_s
-        each_s = left_s / replays - LEAD_IN_S - _DRAIN_S - base.starts_s[0]
-        self._stretch = slowest_stretch(looked_at, base.records[1], each_s)
+        self._stretch = slowest_stretch(looked_at, base.records[1], self._each_s())
         if self._stretch is not looked_at:
             self._lead_in = lead_in(looked_at, base.records[1], self._stretch)
             del base.records[1]
@@ -155,6 +153,20 @@ class SideBySide:
         if self._stretch is not self.traffic:
             self._notes.append(self._stretch_words(looked_at, whole_s))
             self.say(self._notes[-1])
+
+    def _each_s(self) -> float:
+        """Seconds of traffic in a replay, so that the rounds fill the budget.
+
+        If that is too little for the wanted number of rounds, fewer and longer ones fill it.
+        """
+        left_s = self._left_s() - len(self._ideas) * self._scoring_s
+        beyond_s = LEAD_IN_S + _DRAIN_S + self._base.starts_s[0]
+        found = -beyond_s
+        for rounds in range(self._wanted, 0, -1):
+            found = left_s / (rounds * (1 + len(self._ideas))) - beyond_s
+            if found >= SHORTEST_S:
+                break
+        return found
 
     def _stretch_words(self, looked_at: Traffic, whole_s: float) -> str:
         """Which part of the traffic is replayed, and why not all of it."""

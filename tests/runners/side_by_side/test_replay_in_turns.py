@@ -230,6 +230,14 @@ def test_a_stretch_with_slow_requests_is_replayed_if_the_whole_does_not_fit(run:
     assert {folder for _, folder in world.scored} == {"as-it-is-1"}
 
 
+def test_a_budget_for_fewer_rounds_is_filled_with_longer_ones(run: Try, world: World) -> None:
+    """Three rounds of eleven arms do not fit; one of the shortest stretch would leave a quarter of it unused."""
+    world.slow = (30.0, 33.0)
+    found = run({f"idea {k}": 0.5 for k in range(10)}, seconds=60.0, budget_s=180.0)
+    assert found.rounds == 1 and found.to_s - found.from_s > 5.0
+    assert 0.85 * 180 < world.now <= 180.0
+
+
 def test_of_long_traffic_only_the_beginning_is_searched(run: Try, world: World) -> None:
     world.slow = (900.0, 910.0)
     found = run({"half": 0.5}, seconds=1000.0, budget_s=100.0)
