@@ -133,6 +133,8 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
         load_s = first_load_s(adapter.layout.file, own_backend(adapter), names, torch.get_num_threads())
     own = Candidate(backend=own_backend(adapter), model=model, load_s=load_s)
     requests, prepared = _prepared(adapter, traffic)
+    if not job["explicit"] and settings.max_batch_size == 1 and not _takes(model, adapter, prepared[:batch]):
+        batch = 1  # its service never batches, and it cannot
     batches = _batches(adapter, prepared, batch)
     with tempfile.TemporaryDirectory(prefix="latfix-converted-") as folder:
         found = candidates(adapter, own, [*batches[0], *batches[1]], Path(folder))
@@ -165,6 +167,20 @@ def _batch_size(adapter: Any, wanted: int, *, explicit: bool) -> int:
     if explicit:
         raise InputError(f"--batch: found {wanted}; {adapter.layout.file} takes batches of at most {most}")
     return int(most)
+
+
+def _takes(model: Any, adapter: Any, inputs: list[Any]) -> bool:
+    """True if a model answers these inputs as one batch."""
+    import torch
+
+    from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, split_output
+
+    try:
+        with torch.no_grad():
+            split_output(call_on_copy(model, adapter.collate(inputs)), len(inputs))
+    except USER_ERRORS:
+        return False
+    return True
 
 
 def _prepared(adapter: Any, traffic: Traffic) -> tuple[list[str], list[Any]]:

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ import torch
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.backend_comparison import comparison as table
+from latfix.settings import RunnerSettings
+from latfix.traffic.io.reader import read_traffic
 from tests.cli.conftest import Cli, refused
 
 
@@ -76,6 +80,28 @@ def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> No
     assert script["missing"] or script["agreeing"] == script["compared"] > 0
     for word in ("torch.export", "in batches of 8", "fastest is", "holds no Python module"):
         assert word in " ".join(out.split()), out
+
+
+def test_a_model_that_takes_one_request_at_a_time(
+    traffic: Path, write_workload: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A batch of 8 is the command's own idea: that the model refuses it is no failure."""
+    adapter = """
+import torch
+from latfix import Workload
+
+class Small(Workload):
+    def load(self, device):
+        return lambda x: x.sum().item() if len(x) == 1 else x.item()
+
+    def prepare(self, request):
+        return torch.full((1,), float(request.features["length"]))
+"""
+    folder, settings = write_workload(tmp_path / "w", adapter=adapter), RunnerSettings(device="cpu")
+    spec = SimpleNamespace(name="w", folder=folder, entry="adapter:Small")
+    job = table.job_of(spec, settings, batch=8, explicit=False, seconds=0.1, seed=0)  # type: ignore[arg-type]
+    found = table.measure_here(job, read_traffic(traffic))
+    assert found.batch_size == 1 and found.backends[0].agreement == 1.0
 
 
 @pytest.mark.usefixtures("in_process")
