@@ -15,7 +15,8 @@ _LEAF = "tensor"
 
 
 def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of nested tuples, lists and dicts in a fixed order, and the structure for :func:`unflatten`.
+    """The tensors of nested tuples, lists, dicts and dataclasses in a fixed order, and the structure for
+    :func:`unflatten`. An item or field may also be ``None``.
 
     :raises TypeError: the structure holds something else.
     """
@@ -24,12 +25,19 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
     if isinstance(value, torch.Tensor):
         return [value], _LEAF
     if isinstance(value, dict):
-        parts = [flatten(item) for item in value.values()]
+        parts = [_item(item) for item in value.values()]
         return _joined(parts), {key: shape for key, (_, shape) in zip(value, parts, strict=True)}
     if type(value) in (tuple, list):
-        parts = [flatten(item) for item in value]
+        parts = [_item(item) for item in value]
         return _joined(parts), type(value)(shape for _, shape in parts)
+    if fields := fields_of(value):
+        parts = [_item(item) for item in fields.values()]
+        return _joined(parts), replaced_fields(value, dict(zip(fields, (shape for _, shape in parts), strict=True)))
     raise TypeError(f"found {type(value).__name__} where tensors, tuples, lists or dicts of them were expected")
+
+
+def _item(value: Any) -> tuple[list[torch.Tensor], Any]:
+    return ([], None) if value is None else flatten(value)
 
 
 def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -42,7 +50,9 @@ def _built(shape: Any, tensors: Iterator[torch.Tensor]) -> Any:
         return {key: _built(part, tensors) for key, part in shape.items()}
     if isinstance(shape, tuple | list):
         return type(shape)(_built(part, tensors) for part in shape)
-    return next(tensors)
+    if fields := fields_of(shape):
+        return replaced_fields(shape, {key: _built(part, tensors) for key, part in fields.items()})
+    return None if shape is None else next(tensors)
 
 
 def _joined(parts: Sequence[tuple[list[torch.Tensor], Any]]) -> list[torch.Tensor]:

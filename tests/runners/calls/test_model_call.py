@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from latfix.errors import InputError, RunnerError
 from latfix.runners.calls.model_call import SameFailure, call_model, describe, model_error, split_output
-from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, tensors_of
+from latfix.runners.calls.tensor_tree import elements_and_length, flatten, map_tensors, move, tensors_of, unflatten
 from latfix.runners.service.adapter_file import load_adapter
 
 
@@ -132,6 +132,23 @@ def test_dataclasses_and_named_tuples_are_split_field_by_field() -> None:
         assert torch.equal(part.ranked.order, batch[k] + 1) and list(part.ranked.names) == ["abc"[k]]
     assert [tensor.shape for tensor in tensors_of(parts[0])] == [(2,), (2,)]
     assert map_tensors(parts[1], lambda tensor, _: tensor * 2).scores.tolist() == [4.0, 6.0]
+
+
+@dataclass
+class Found:
+    boxes: torch.Tensor
+    labels: tuple[torch.Tensor, None]
+
+
+def test_dataclasses_are_flattened_and_rebuilt() -> None:
+    """A converted model returns a row of tensors."""
+    tensors, structure = flatten({"found": Found(torch.ones(2), (torch.zeros(3), None)), "none": None})
+    assert [tensor.tolist() for tensor in tensors] == [[1.0] * 2, [0.0] * 3]
+    found = unflatten(structure, [torch.tensor(5), torch.tensor(6)])
+    assert found == {"found": Found(torch.tensor(5), (torch.tensor(6), None)), "none": None}
+    for wrong in (None, {"text": "a"}):
+        with pytest.raises(TypeError, match="where tensors"):
+            flatten(wrong)
 
 
 @pytest.mark.parametrize("value", [3.5, 3, True, "yes", np.float32(2), torch.tensor(1.0)], ids=repr)
