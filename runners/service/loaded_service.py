@@ -37,7 +37,6 @@ from latfix.runners.service.model_makeup import makeup
 from latfix.runners.service.numa_weights import bring_home
 from latfix.runners.service.warm_up import Warmup, as_worker, prepared_sample, rehearsal, representative, sizes_to_run
 from latfix.settings import RunnerSettings
-from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 #: Number of input sizes that a model is converted with and compared on.
@@ -48,6 +47,8 @@ _COMPILED_SIZES = 4
 _PROFILED_SIZES = 4
 #: How long to record lookups of embedding tables before the first request.
 _LEARNING_S = 5.0
+#: How often to check for threads that died, and how long to wait for the others then.
+_WATCH_S, _STOP_S = 0.5, 5.0
 #: Batch window for offline predictions: the maximum that settings allow, so that batches fill.
 _UNTIL_FULL_MS = 60_000.0
 
@@ -286,9 +287,10 @@ class Service:
         :param in_flight: number of requests to keep inside, batches then forming as requests arrive; by default two
             full batches per worker.
         :param settings: overrides for this engine.
+        :raises RunnerError: a thread of the engine died, so that some requests have no answer.
         """
         recorder = StageRecorder(len(requests))
-        outcomes = [Outcome(Status.ERROR)] * len(requests)
+        outcomes: list[Outcome | None] = [None] * len(requests)
         room = threading.Semaphore(in_flight or 2 * self.settings.max_batch_size * self.settings.workers)
 
         def on_done(slot: int, outcome: Outcome) -> None:
@@ -305,11 +307,18 @@ class Service:
         engine = self.engine(recorder, patient.__getitem__, on_done, unlimited)
         engine.start()
         for slot in range(len(requests)):
-            room.acquire()
+            while not room.acquire(timeout=_WATCH_S):
+                if dead := engine.ended_threads():
+                    engine.abandon(_STOP_S)
+                    raise _died(dead[0])
             recorder.scheduled_ns[slot] = time.perf_counter_ns()
             engine.submit(slot)
+        dead = engine.ended_threads()
         engine.shutdown()  # once all requests are prepared, partial batches leave
-        return outcomes
+        answered = [outcome for outcome in outcomes if outcome is not None]
+        if len(answered) < len(requests):
+            raise _died(dead[0] if dead else "")
+        return answered
 
     def evidence(self, traffic: Traffic, *, profiled: bool = True) -> dict[str, Any]:
         """What the loaded service shows of its settings, for ``verify`` of the fixes.
@@ -428,3 +437,8 @@ class Service:
             return census(instance, batch, self.settings.keep_precision if plain else (), hooks=plain)
         except USER_ERRORS:  # the replay reports the failure with its request
             return None
+
+
+def _died(name: str) -> RunnerError:
+    what = f"thread {name}" if name else "a thread"
+    return RunnerError(f"{what} of the runner died; standard error has its traceback")

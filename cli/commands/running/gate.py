@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -93,6 +93,7 @@ def gate(
     else:
         service.refuse(base)
         sides = [_side(text, workload, replayed.traffic, replayed.profile) for text in (base, head)]
+        _check_use((base, head), workload)
         name, schedule, arms = _hosted(sides, replayed, overrides)
     outputs = Outputs.open("gate", written)
     with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
@@ -171,31 +172,63 @@ def places(commands: tuple[str, str], address: str) -> list[tuple[str, str]]:
     ]
 
 
+def _kind_of(text: str, workload: str) -> Literal["workload", "plan", "folder"]:
+    """What a side is: a workload, a plan of one, or a folder that contains it at the path ``workload``.
+
+    A folder that contains it may be a workload itself, or hold a plan.
+    """
+    from latfix.config.plan import PLAN_FILE
+    from latfix.config.workload_toml import SPEC_FILE
+
+    path = Path(text)
+    if workload and path.is_dir() and not Path(workload).is_absolute() and (path / workload).exists():
+        return "folder"
+    if path.name == SPEC_FILE or not (path.suffix == ".toml" or path.is_dir()) or (path / SPEC_FILE).is_file():
+        return "workload"
+    return "plan" if not path.is_dir() or (path / PLAN_FILE).is_file() else "folder"
+
+
+def _check_use(sides: Sequence[str], workload: str) -> None:
+    """Check that ``--workload`` says something about the sides.
+
+    :raises InputError: it is absent from a workload that it would have to be inside of, or outside of a folder.
+    """
+    kinds = {text: _kind_of(text, workload) for text in sides}
+    if not workload or "plan" in kinds.values():
+        return
+    for text, kind in kinds.items():
+        if kind == "workload":
+            raise InputError(
+                f"--workload: found {workload!r} and {text}, a workload without {workload} in it; omit --workload, "
+                "or give plans or folders that contain it"
+            )
+        if Path(workload).is_absolute():
+            raise InputError(f"--workload: found {workload!r}; expected a path inside of {text}, as services/one")
+
+
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
     """A workload and its settings, from a workload, a plan, or a folder that contains a workload.
 
     :raises InputError: it is none of them.
     """
-    from latfix.config.plan import PLAN_FILE
-    from latfix.config.workload_toml import SPEC_FILE, load_spec
+    from latfix.config.workload_toml import load_spec
     from latfix.runners.http_target.address import is_address
 
     if is_address(text):
         raise InputError(
             f"{text}: found an address; expected a workload, a plan or a folder that contains a workload"
         )
-    path = Path(text)
-    holds = {name: path.is_dir() and (path / name).is_file() for name in (PLAN_FILE, SPEC_FILE)}
+    path, kind = Path(text), _kind_of(text, workload)
     if not path.exists() and " " in text:
         raise InputError(f"{text}: found no such file; a command that starts a service needs --address URL")
-    if holds[SPEC_FILE] or not (path.suffix == ".toml" or path.is_dir()) or path.name == SPEC_FILE:
+    if kind == "workload":
         spec = load_spec(text, traffic=traffic, profile=profile)
         return spec, spec.settings
     if not workload:
         raise InputError(
             f"{text}: found no workload there; a plan or another folder needs --workload, a command --address"
         )
-    if path.suffix == ".toml" or holds[PLAN_FILE]:
+    if kind == "plan":
         from latfix.runners.host.apply_plan import with_plan
 
         spec = load_spec(workload, traffic=traffic, profile=profile)

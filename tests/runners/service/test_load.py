@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,28 @@ def effective(fix: str, service: Service) -> tuple[bool, str]:
     record = build_record(traffic=traffic(), settings=service.settings, compilations_in_run=0)
     found = BY_ID[fix].verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
     return found.effective, found.evidence
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("n", [40, 3])
+@pytest.mark.parametrize("place", ["engine.bucket_length", "engine.Engine.done"])
+def test_answers_of_a_dead_thread_are_not_waited_for(
+    no_linear: Path, monkeypatch: pytest.MonkeyPatch, place: str, n: int
+) -> None:
+    """A prepare thread or a worker dies; more requests than fit inside, and fewer: those are missed at the end."""
+    service = loaded(no_linear)
+    requests = [traffic(n).request(k) for k in range(n)]
+    before = threading.active_count()
+
+    def die(*_: Any) -> None:
+        raise MemoryError("its thread dies")
+
+    monkeypatch.setattr(f"latfix.runners.engine.{place}", die)
+    with pytest.raises(RunnerError, match=r"of the runner died; standard error has its traceback$"):
+        service.predict(requests)
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    assert all(not outcome.error for outcome in service.predict(requests))
 
 
 def test_int8_layers_are_made_and_run_where_there_are_linear_ones(linear: Path, no_linear: Path) -> None:

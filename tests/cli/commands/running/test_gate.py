@@ -58,6 +58,28 @@ def test_sides(starter: Path, tmp_path: Path) -> None:
     assert worktree.folder == spec.folder
 
 
+def test_workload_names_a_folder_s_own_even_if_the_folder_is_a_workload_too(starter: Path) -> None:
+    shutil.copy(starter / "workload.toml", starter.parent)
+    assert _side(str(starter.parent), "svc", None, "")[0].folder == starter
+
+
+@pytest.mark.parametrize(
+    ("base", "workload", "message"),
+    [
+        ("svc", "svc", "svc, a workload without svc in it; omit --workload"),
+        ("recommender", "svc", "recommender, a workload without svc in it; omit --workload"),
+        ("", "/svc", "expected a path inside of"),
+    ],
+)
+def test_workload_without_use(cli: Cli, starter: Path, base: str, workload: str, message: str) -> None:
+    """Both sides would be the same, or one that was not asked for."""
+    place = base if base == "recommender" else str(starter.parent / base)
+    inside = f"{starter.parent}{workload}" if workload.startswith("/") else workload
+    found = cli("gate", place, starter.parent, "--workload", inside, *GATE)
+    refused(found, f"--workload: found {inside!r}")
+    assert message.replace("svc,", f"{starter},") in " ".join(found[2].split())
+
+
 def test_a_folder_is_replaced_only_when_forced_and_only_an_earlier_gate_s(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.mkdir()
