@@ -205,8 +205,8 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "service.lock",
         "modelled",
-        "waited for a lock held by another request",
-        happened="waiting for a lock held by another request",
+        "waited for a lock held by another thread",
+        happened="waiting for a lock held by another thread",
         behind="one that waited for a lock of the service",
     ),
     KnownCause(

@@ -10,7 +10,7 @@ from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.outside.outside_view import piles_up, presence
-from latfix.profilers.evidence.outside.service_process import THROTTLED, Counter
+from latfix.profilers.evidence.outside.service_process import Counter
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -73,8 +73,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
         usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
-        known = evidence.paged_in(name) + Counter.of(evidence.samples, THROTTLED).grown(unit.start, unit.end)
-        waited = least * (1 - still / np.maximum(idle, 1)) - usual - known
+        waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)
         if name == "compute":
             waited -= evidence.own_prefill[evidence.head]
         claimed = np.rint(np.maximum(waited, 0)).astype(np.int64)

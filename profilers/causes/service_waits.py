@@ -1,7 +1,7 @@
 """Causes of a service behind an address: connections, and waits of its threads.
 
 ``network.connect``: a connection was opened for the request, including TCP and TLS handshakes.
-``service.lock``: requests waited for a lock that another request held.
+``service.lock``: requests waited for a lock that another thread held.
 ``service.loop``: a call blocked the event loop, and the service answered no request.
 """
 
@@ -70,19 +70,25 @@ def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def _outside_loop(evidence: Evidence, left: Left) -> Claim:
-    units = {}
+    """All requests wait while it waits in a call. While it computes, that may be the work of one that was there."""
+    units, held, busy = {}, evidence.locks.held, evidence.locks.busy
     for name in ("compute", "finish"):
         start, end = evidence.units[name].start, evidence.units[name].end
-        blocked = evidence.locks.held.covered(start, end) - evidence.standstills.prefill.covered(start, end)
-        units[name] = Parts(cpu=np.minimum(np.maximum(blocked, 0), left.cpu_excess(name)))
+        came = busy.covered(start, start + 1) > 0
+        blocked = held.covered(start, end) + np.where(came, busy.covered(start, end), 0)
+        other = evidence.standstills.prefill.covered(start, end) + evidence.not_waited(name)
+        claimed = np.rint(np.maximum(blocked - other, 0)).astype(np.int64)
+        units[name] = Parts(cpu=np.minimum(claimed, left.cpu_excess(name)))
     return Claim(units=units)
 
 
 def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    if not len(held := evidence.locks.held):
+    held, busy = evidence.locks.held, evidence.locks.busy
+    if not len(held) + len(busy):
         return f"{own_and_propagated(figures)}."
+    longest = from_ns(max(held.longest_ns, busy.longest_ns))
     return (
-        f"{counted(len(held), 'time')} the service answered no request, for up to {from_ns(held.longest_ns)}, "
+        f"{counted(len(held) + len(busy), 'time')} the service answered no request, for up to {longest}, "
         f"because its event loop did not return to waiting for events; {evidence.locks.caller}; "
         f"{own_and_propagated(figures)}."
     )

@@ -28,9 +28,13 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         if len(still.everyone)
         else ""
     )
-    idle = (evidence.of_batch(evidence.process_idle("compute")) + evidence.process_idle("finish"))[ok]
+    idle, ran = (
+        (evidence.of_batch(spent("compute")) + spent("finish"))[ok]
+        for spent in (evidence.process_idle, evidence.process_ran)
+    )
     inside = (
-        f"while a request was there, the service's process was idle for {median_and_p99(idle)}"
+        f"while a request was there, the service's process computed for {median_and_p99(ran)}, and was idle for "
+        f"{median_and_p99(idle)}"
         if evidence.process.cpu.known
         else "the service's process was not watched (--pid watches it)"
     )

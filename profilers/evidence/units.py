@@ -23,13 +23,14 @@ from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import as_served, presence, process_of, stage_values
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
-from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, Counter, ServiceProcess
+from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, THROTTLED, Counter, ServiceProcess
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, Waits, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,
     find_standstills,
     no_standstills,
     own_prefill_ns,
+    streamed_parts,
 )
 from latfix.profilers.evidence.predictive_features import error_of_work, numeric, predictive_features, with_features
 from latfix.profilers.evidence.run_baselines import Norms, whole_median
@@ -186,6 +187,10 @@ class Evidence:
         """Nanoseconds of each unit in which the process of a service behind an address was idle."""
         return self.process.idle(self.units[name].start, self.units[name].end)
 
+    def process_ran(self, name: str) -> Ints:
+        """On-CPU nanoseconds of that process in each unit."""
+        return np.rint(self.process.cpu.grown(self.units[name].start, self.units[name].end)).astype(np.int64)
+
     def least_idle(self, name: str) -> Ints:
         """Least nanoseconds of each unit in which a service behind an address did nothing for its request.
 
@@ -215,6 +220,11 @@ class Evidence:
         disk, faults = Counter.of(self.samples, DISK), self.grown_around(MAJOR_FAULTS, unit.start, unit.end)
         waited = np.where(faults > 0, disk.grown_around(unit.start, unit.end), 0.0)
         return disk.apportioned(unit.end, np.maximum(idle - usual, 0), waited)
+
+    def not_waited(self, name: str) -> Floats:
+        """Idle nanoseconds of each unit of a service behind an address that are no wait: for pages, or a quota."""
+        unit = self.units[name]
+        return self.paged_in(name) + Counter.of(self.samples, THROTTLED).grown(unit.start, unit.end)
 
     def waits_for_others(self, name: str) -> Waits:
         """Waits in each unit for other requests in the process of a service behind an address."""
@@ -340,10 +350,13 @@ def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standsti
         none = np.zeros(len(rows["index"]), np.int64)
         return standstills, LockWaits(lock=none, python=none), shared
     at, end = presence(rows)
+    answers = None
     if servers == 0:
-        standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
+        first = end - rows["finish_ns"]
+        standstills = find_standstills(at, first, end, rows["index"], record.events)
         shared = find_shared_cores(record.samples, at, end)
-    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone), shared
+        answers = np.concatenate([first, end, *streamed_parts(record.events).values()])
+    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone, answers), shared
 
 
 def _batch_rows(wanted: Ints, ids: Ints) -> Ints:

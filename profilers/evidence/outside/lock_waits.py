@@ -2,9 +2,10 @@
 
 Every few milliseconds the watch counts the threads that wait in ``futex(2)``, by code address. At some addresses
 threads wait for work, or a request for its helper. A thread waits for a lock that another request holds only while
-two or more requests are there, so addresses that are hardly used otherwise are locks. Which requests waited is
-inferred: those that ended first were served first, the others waited. The interpreter's lock changes hands every few
-milliseconds, so all requests that are there share the wait for it.
+two or more requests are there, so addresses that are hardly used otherwise are locks. If all that are there wait, a
+thread that serves none holds it. Which requests waited is inferred: those that ended first were served first, the
+others waited. The interpreter's lock changes hands every few milliseconds, so all requests that are there share the
+wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
+from latfix.profilers.evidence.outside.event_loop import loop_blocks, usual_loops
 from latfix.profilers.evidence.outside.outside_view import as_served, presence
 from latfix.profilers.evidence.outside.service_process import (
     COLLECTIONS,
@@ -62,9 +64,11 @@ class LockWaits:
 
     :param lock: ``(n,)`` nanoseconds for a lock of the service; ``python`` for the interpreter's.
     :param at_one: largest number of threads at one address, 0 if addresses are unknown.
+    :param by_others: share of that time in which all requests waited, so that none of them held the lock.
     :param cores: mean cores that the process used or wanted while threads waited for a lock.
-    :param held: standstills in which an event loop did not return to wait for events.
-    :param held_cores: mean cores that the process used or wanted then.
+    :param held: when an event loop did not return to wait for events, and no request went on.
+    :param busy: when it did not, because it computed: requests that arrive meanwhile wait.
+    :param held_cores: mean cores that the process used or wanted in both.
     :param alone: standstills in which one thread computed, and no other could.
     :param kept: those in which it kept the interpreter's lock.
     :param collected: those in which the interpreter collected garbage, by the service's own metrics.
@@ -73,8 +77,10 @@ class LockWaits:
     lock: Ints
     python: Ints
     at_one: int = 0
+    by_others: float = 0.0
     cores: float = 0.0
     held: Intervals = NO_INTERVALS
+    busy: Intervals = NO_INTERVALS
     held_cores: float = 0.0
     alone: Intervals = NO_INTERVALS
     kept: Intervals = NO_INTERVALS
@@ -83,7 +89,13 @@ class LockWaits:
     @property
     def holder(self) -> str:
         """A clause on what the lock's holder did."""
-        return f"its holder {_did(self.cores)}"
+        by_others = ""
+        if self.by_others >= _MOSTLY:
+            by_others = (
+                f"; for {self.by_others:.0%} of that time all requests waited, so it was held by a thread that "
+                "serves none, such as a background job"
+            )
+        return f"its holder {_did(self.cores)}{by_others}"
 
     @property
     def caller(self) -> str:
@@ -96,11 +108,14 @@ def _did(cores: float) -> str:
     return f"{what} ({cores:.1f} cores)"
 
 
-def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Intervals) -> LockWaits:
+def find_lock_waits(
+    samples: Columns, at: Ints, end: Ints, standstills: Intervals, answers: Ints | None = None
+) -> LockWaits:
     """Find waits for locks.
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
-    :param standstills: when no request was answered.
+    :param standstills: when no request was answered, of many in flight.
+    :param answers: when some part of an answer arrived, to see the event loop blocked with few in flight, too.
     """
     none = np.zeros(len(at), np.int64)
     process = ServiceProcess.of(samples, at, end)
@@ -111,22 +126,28 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     series = {str(name) for name in samples["series"] if str(name).startswith(FUTEX)}
     counts = [_counts(samples, name, times) for name in sorted(series)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
-    waiting = np.clip(waiting, 0, np.maximum(present - 1, 0))
+    waiting = np.minimum(waiting, present)
     python = np.minimum(_counts(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
     lock, python_lock = _divided(times, step, waiting, python, at, end)
     begin = times[waiting > 0].astype(np.int64)
+    all_wait = step[(waiting > 0) & (waiting == present)].sum() / max(float(step[waiting > 0].sum()), 1.0)
     lacking = _without_core(process, standstills)
     single = _on_one_thread(process, standstills, lacking)
     alone = _chosen(standstills, single)
     polls = [python[a:b] for a, b in _polls(times, standstills)]
     at_python = np.array([_share(waiters > 0) for waiters in polls])
     seen = np.array([np.count_nonzero(waiters) for waiters in polls])
-    away = _loop_away(Counter.of(samples, EPOLL), there, standstills)
+    loops = Counter.of(samples, EPOLL)
+    away = _loop_away(loops, there, standstills)
     starved = lacking > _STARVED * (standstills.end - standstills.start)
     for_python = ((away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))) & ~starved
     held, locked = _chosen(standstills, away & ~for_python & ~starved), _chosen(standstills, for_python)
+    blocks = NO_INTERVALS if answers is None else loop_blocks(loops, there, at, end, answers)
+    waited, busy = _of_the_loop(_chosen(blocks, standstills.covered(blocks.start, blocks.end) == 0), process, python)
+    start, stop = _joined(held, waited)
+    held = Intervals.merged(start, stop - start)
     kept = _chosen(standstills, for_python & single)
     # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves,
     # unless one thread keeps it.
@@ -135,13 +156,32 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
         lock=lock,
         python=np.maximum(python_lock, np.maximum(arrived, kept.covered(at, end))),
         at_one=int(_counts(samples, ONE_ADDRESS, times)[waiting > 0].max(initial=0)),
+        by_others=float(all_wait),
         cores=process.cores(begin, begin + step[waiting > 0].astype(np.int64)),
         held=held,
-        held_cores=process.cores(held.start, held.end),
+        busy=busy,
+        held_cores=process.cores(*_joined(held, busy)),
         alone=alone,
         kept=kept,
         collected=_collections(samples, alone),
     )
+
+
+def _of_the_loop(blocks: Intervals, process: ServiceProcess, python: Floats) -> tuple[Intervals, Intervals]:
+    """Blocks of the event loop in which it waited in a call, and in which it computed.
+
+    Neither for the interpreter's lock, nor for a core.
+    """
+    at_python = [_share(python[a:b] > 0) for a, b in _polls(process.cpu.at_ns, blocks)]
+    length = np.maximum((blocks.end - blocks.start).astype(np.float64), 1.0)
+    own = (np.array(at_python) < _AT_PYTHON) & (_without_core(process, blocks) <= _STARVED * length)
+    waits = process.cpu.grown(blocks.start, blocks.end) / length <= _IDLE
+    return _chosen(blocks, own & waits), _chosen(blocks, own & ~waits)
+
+
+def _joined(one: Intervals, other: Intervals) -> tuple[Ints, Ints]:
+    """Begin and end of the intervals of both."""
+    return np.concatenate([one.start, other.start]), np.concatenate([one.end, other.end])
 
 
 def _on_one_thread(process: ServiceProcess, standstills: Intervals, lacking: Floats) -> Bools:
@@ -217,9 +257,10 @@ def _is_lock(count: Floats, there: Ints) -> bool:
 
 def _loop_away(loops: Counter, there: Ints, standstills: Intervals) -> Bools:
     """True for standstills in which fewer threads wait for events than in an idle service."""
-    if len(loops.value) != len(there) or np.count_nonzero(there == 0) < _LEAST:
+    usual = usual_loops(loops, there)
+    if not usual:
         return np.zeros(len(standstills), dtype=bool)
-    away = loops.value < np.median(loops.value[there == 0])
+    away = loops.value < usual
     return np.array([_share(away[a:b]) >= _AWAY for a, b in _polls(loops.at_ns, standstills)], dtype=bool)
 
 

@@ -32,8 +32,8 @@ THREADS = "server.threads"
 MINOR_FAULTS, MAJOR_FAULTS, DISK = "server.minflt", "server.majflt", "server.disk_ns"
 #: Full collections of CPython and collections of another runtime, as prometheus' client libraries count them.
 COLLECTIONS = ('metrics.python_gc_collections_total{generation="2"}', "metrics.python_gc_collections_total")
-#: Cores on which the process may run.
-CORES = "server.cores"
+#: Cores on which the process may run, and the number of its processes.
+CORES, PROCESSES = "server.cores", "server.processes"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
 #: for events like an event loop. Zeros are omitted, except for the last.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"

@@ -17,11 +17,19 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.outside.outside_view import piles_up
-from latfix.profilers.evidence.outside.service_process import CORES, Counter, ServiceProcess, cumulative
+from latfix.profilers.evidence.outside.service_process import (
+    CORES,
+    INTERPRETER,
+    PROCESSES,
+    Counter,
+    ServiceProcess,
+    cumulative,
+)
 from latfix.run_record.schema import Columns
 
-#: Least readings with exactly one request, to know how many cores one can use.
-_LEAST = 10
+#: Least readings with exactly one request, to know how many cores one can use; with several, to know that they share
+#: one interpreter, the share of these in which a thread waits for its lock, and the most cores that it uses then.
+_LEAST, _SHARE_LOCK, _ONE_CORE = 10, 1 / 3, 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +99,8 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     times, there, work = process.cpu.at_ns, process.there, process.typical_work
     allowed = Counter.of(samples, CORES).value
     cores = max(min(process.most_at_once, float(allowed.min(initial=np.inf))), 1.0)
+    if _share_an_interpreter(samples, process):
+        cores = 1.0
     alone = _used_alone(process, cores)
     used = np.maximum(np.minimum(there * alone, cores), 1e-9)
     others = process.ran * np.maximum(1 / used - 1 / np.maximum(there * alone, 1e-9), 0.0)
@@ -113,6 +123,19 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
         work_ns=work,
         growing=piles_up(at, at + waits + work / alone),
     )
+
+
+def _share_an_interpreter(samples: Columns, process: ServiceProcess) -> bool:
+    """True if threads of one process often wait for the interpreter's lock while several requests are there.
+
+    That shows its limit with few requests at once, too, where readings are too coarse to show how much runs at once.
+    """
+    several = np.flatnonzero(process.there > 1)
+    if len(several) < _LEAST or Counter.of(samples, PROCESSES).value.max(initial=0) != 1:
+        return False
+    waits = np.isin(process.cpu.at_ns[several + 1], Counter.of(samples, INTERPRETER).at_ns)
+    cores = process.ran[several].sum() / process.step[several].sum()
+    return bool(np.mean(waits) >= _SHARE_LOCK and cores <= _ONE_CORE)
 
 
 def _used_alone(process: ServiceProcess, cores: float) -> float:

@@ -128,3 +128,26 @@ def test_a_lock_around_a_whole_service_is_no_queue_where_its_threads_are_seen_to
     assert largest.cause == ("service.lock" if shown else "traffic.burst")
     assert found.service is not None and found.service.servers == (None if shown else 1)
     assert found.ledger.conservation_error_ns() == 0
+
+
+def test_a_lock_that_no_request_holds_is_waited_for_by_all() -> None:
+    """Every ten seconds a background job holds the lock that all requests need for 1.2 s."""
+    at = arrivals(20.0)
+    free = at + BEFORE
+    since = free % (10_000 * MS)
+    waited = np.where(since < 1_200 * MS, 1_200 * MS - since, 0)
+    end = free + waited + AFTER
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    waiting, there = present(times, free, free + waited), present(times, at, end)
+    runs = np.cumsum(np.minimum(there - waiting, 1)) * 5 * MS
+    watched = samples(
+        times, cpu_ns=runs, runq_ns=np.zeros(len(times)), **{"futex.1a0": waiting, "futex_one": waiting}
+    )
+    inferred = find_lock_waits(watched, at, end, NO_INTERVALS)
+    assert inferred.lock.sum() == pytest.approx(waited.sum(), rel=0.05)
+    found = diagnose(recorded(at, end, samples=watched))
+    assert found.verdict == "service.lock"
+    lock = next(cause for cause in found.causes if cause.cause == "service.lock")
+    assert lock.tail_share > 0.9 and "held by a thread that serves none" in lock.evidence
+    at, waits, end = locked(50.0, np.full(N, 12 * MS))
+    assert "serves none" not in find_lock_waits(polled(at, waits, end), at, end, NO_INTERVALS).holder

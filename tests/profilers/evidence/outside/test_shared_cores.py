@@ -9,7 +9,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.shared_cores import find_shared_cores
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded, samples
+from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, present, recorded, samples
 
 STEP = MS // 10
 
@@ -106,6 +106,24 @@ def test_requests_that_wait_elsewhere_while_others_compute_are_no_burst() -> Non
     _, counters = computed(at, np.full(len(at), 2 * MS), 2.0)
     found = parts(diagnose(recorded(at, slept, samples=counters), bootstrap=50))
     assert found.get("traffic.burst", 0.0) < 0.05
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_short_requests_that_meet_by_chance_share_an_interpreter(processes: int) -> None:
+    """Too few at once, and too short for the readings, to see that no more than one runs."""
+    at = arrivals(15.0, n=600)
+    end, counters = computed(at, np.full(len(at), 5 * MS), 1.0)
+    times = counters["t_ns"][counters["series"] == "server.cpu_ns"]
+    series = {name: counters["value"][counters["series"] == f"server.{name}"] for name in ("cpu_ns", "runq_ns")}
+    several = np.maximum(present(times, at, end) - 1, 0)
+    watched = samples(
+        times, **series, futex_python=several, processes=np.full(len(times), processes), cores=np.full(len(times), 2)
+    )
+    found = diagnose(recorded(at, end, samples=watched), bootstrap=50)
+    waits = parts(found)
+    if processes == 1:
+        assert found.verdict == "steady" and waits["traffic.burst"] > 2 * waits.get("python.gil", 0.0)
+    assert find_shared_cores(watched, at, end).cores == processes
 
 
 def test_what_a_process_can_do_at_once_is_measured() -> None:

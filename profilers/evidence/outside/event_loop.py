@@ -1,0 +1,58 @@
+"""When the event loop of a service behind an address did not return to waiting for events.
+
+The one thread that waits for events (``epoll_wait``) in an idle service is an event loop. While it is away, none of
+its requests goes on. It is away in turns for each request's work, so only times count in which no request was
+answered, and which are long compared with that work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.arrays import Bools, Floats, Ints
+from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
+from latfix.profilers.evidence.outside.service_process import Counter, cumulative
+
+#: Least polls without a request; least length of a block, in nanoseconds and in times of a usual request's work.
+_LEAST, _LEAST_NS, _TIMES = 10, 15_000_000, 3.0
+
+
+def usual_loops(loops: Counter, there: Ints) -> float:
+    """Number of threads that wait for events in an idle service; 0 if that is unknown.
+
+    :param loops: threads that wait for events, at each poll; ``there`` the number of requests then.
+    """
+    if len(loops.value) != len(there) or np.count_nonzero(there == 0) < _LEAST:
+        return 0.0
+    return float(np.median(loops.value[there == 0]))
+
+
+def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints) -> Intervals:
+    """Times in which the only event loop was away for long, and no request was answered.
+
+    :param loops: as for :func:`usual_loops`, as ``there``.
+    :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
+    :param answers: all times at which some part of an answer arrived.
+    """
+    if usual_loops(loops, there) != 1.0:
+        return NO_INTERVALS
+    times, away = loops.at_ns, loops.value < 1.0
+    gone = cumulative(times, np.where(away[:-1], np.diff(times), 0.0))
+    limit = max(_TIMES * float(np.median(gone.grown(at, end))), _LEAST_NS)
+    answered = np.sort(answers)
+    starts, stops = _runs(away, times)
+    found: list[tuple[int, int]] = []
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        if stop - start < limit:
+            continue
+        between = answered[np.searchsorted(answered, start) : np.searchsorted(answered, stop)]
+        edges = np.concatenate([[start], between, [stop]]).astype(np.int64)
+        found += [(int(edges[k]), int(edges[k + 1])) for k in np.flatnonzero(np.diff(edges) >= limit)]
+    blocks = np.array(found, np.int64).reshape(-1, 2)
+    return Intervals.merged(blocks[:, 0], blocks[:, 1] - blocks[:, 0])
+
+
+def _runs(away: Bools, times: Floats) -> tuple[Floats, Floats]:
+    """Begin and end of each series of polls that are true; the end is the first poll after it."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], away, [False]]).astype(np.int8)))
+    return times[edges[::2]], times[np.minimum(edges[1::2], len(times) - 1)]
