@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,8 @@ _ERRORS_LIMIT_S = 20.0
 _LOADING = "HTTP 503"
 #: Time limit for a service to end after a signal.
 _END_LIMIT_S = 10.0
+#: Variable by which the processes of a service are found, also those that left its group and have another parent now.
+_MARK = "LATFIX_SERVICE"
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class ServedArm:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _ready: bool = field(default=False, init=False)
     _launched: float = field(default=0.0, init=False)
+    _mark: str = field(default_factory=lambda: f"{_MARK}={secrets.token_hex(8)}", init=False)
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
         """Replay, after starting the service and warming it up if that has not been done.
@@ -140,9 +144,16 @@ class ServedArm:
                 f"{self.label}: found a service that already answers at this address; stop it, latfix starts both"
             )
         self._launched = time.monotonic()
+        name, _, value = self._mark.partition("=")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.command,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, name: value},
             )
 
     def _last_line(self) -> str:
@@ -161,11 +172,23 @@ class ServedArm:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
+            for one in self._processes():
+                with suppress(ProcessLookupError):
+                    os.kill(one, number)
             until = time.monotonic() + _END_LIMIT_S
             # The shell may have ended while its children still close their connections.
-            while (process.poll() is None or self._answers()) and time.monotonic() < until:
+            while (process.poll() is None or self._processes() or self._answers()) and time.monotonic() < until:
                 time.sleep(_RETRY_S)
         process.wait()
+
+    def _processes(self) -> list[int]:
+        """The running processes that the command started, as far as the system shows their environment."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended, or belongs to someone else
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return found
 
     def _answers(self) -> bool:
         try:
