@@ -20,7 +20,7 @@ from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status, stage_label
 
 _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _WAITS = ("prepare_thread", "prepare_wait_ns", "intake_ns")
-_COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", *_WAITS)
+_COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "send_ns", "latency_ns", "status", "warmup", *_WAITS)
 _MESSAGES = 3
 _DIGITS = re.compile(r"\d+")
 
@@ -54,17 +54,23 @@ def lost_requests(
         some, seen = every["status"] == code, (rows["warmup"] == 0) & (rows["status"] == code)
         if some.any():
             waited_for = waits.mean_ms({key: rows[key][seen] for key in _COLUMNS})
-            found.append(
-                _losses(name, {key: values[some] for key, values in every.items()}, arrived, waited_for, errors)
-            )
-    return tuple(map(_from_outside, found)) if evidence.setup.outside else tuple(found)
+            own = {key: values[some] for key, values in every.items()}
+            losses = _losses(name, own, arrived, waited_for, errors)
+            found.append(_from_outside(losses, own) if evidence.setup.outside else losses)
+    return tuple(found)
 
 
-def _from_outside(losses: Losses) -> Losses:
-    """Rename the stages to those that a client sees from outside the service."""
-    stages = {stage_label(stage, outside=True): count for stage, count in losses.in_stage.items()}
+def _from_outside(losses: Losses, rows: Columns) -> Losses:
+    """Rename the stages to those that a client sees from outside the service.
+
+    A request of which nothing was sent was lost before its connection was open.
+    """
+    ends = zip(_stages_of(rows), rows["send_ns"].tolist(), strict=True)
+    stages = Counter(
+        "connect" if name == "prepare" and not sent else stage_label(name, outside=True) for name, sent in ends
+    )
     took = {stage_label(stage, outside=True): ms for stage, ms in losses.stages_ms.items()}
-    return replace(losses, in_stage=stages, stages_ms=took)
+    return replace(losses, in_stage=dict(stages.most_common()), stages_ms=took)
 
 
 def _losses(

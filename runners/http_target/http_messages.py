@@ -7,6 +7,7 @@ Written by hand because a library costs the client several times as much per req
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -28,6 +29,9 @@ _TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking", "part
 _FRAMES = {"ping", *(f"message_{word}" for word in ("start", "delta", "stop"))}
 _FRAMES |= {"content_block_start", "content_block_stop"}
 _END = b"\r\n\r\n"
+_CHUNK_SIZE = re.compile(rb"\s*([0-9A-Fa-f]{1,16})\s*")
+#: The first frame of HTTP/2, of settings, after its length (RFC 9113).
+_SETTINGS = b"\x04\x00\x00\x00\x00\x00"
 
 
 class ProtocolError(Exception):
@@ -123,6 +127,8 @@ class AnswerReader:
             end = self._held.find(_END)
             if end < 0:
                 if len(self._held) > _LONGEST_HEAD or not b"HTTP/1.".startswith(self._held[:7]):
+                    if self._held[3:9] == _SETTINGS:
+                        raise ProtocolError("an answer in HTTP/2; expected HTTP/1.1, or grpc:// for KServe v2")
                     raise ProtocolError(f"an answer that begins with {self._held[:24]!r}; expected HTTP/1.1")
                 return False
             head, self._held = self._held[:end], self._held[end + 4 :]
@@ -192,10 +198,10 @@ class AnswerReader:
                 if not text:
                     return True
                 continue
-            try:
-                self._left = int(text.partition(b";")[0].strip(), 16)
-            except ValueError as error:
-                raise ProtocolError(f"a chunk of size {text[:24]!r}") from error
+            size = _CHUNK_SIZE.fullmatch(text.partition(b";")[0])
+            if size is None:
+                raise ProtocolError(f"a chunk of size {text[:24]!r}")
+            self._left = int(size[1], 16)
             if self._left == 0:
                 self._chunk = "trailers"
         self._held = data[at:]

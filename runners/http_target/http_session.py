@@ -42,8 +42,8 @@ from latfix.traffic.schedule import Traffic
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
-#: The request is at fault if the service refuses it; any other failure is the service's.
-_REFUSED = re.compile(r": HTTP 4\d\d")
+#: The request is at fault if the service refuses it; any other failure is the service's, as is a limit of its rate.
+_REFUSED = re.compile(r": HTTP 4(?!08|29)\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis, Losses
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
+from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded
 
 Simulate = Callable[..., RunRecord]
 
@@ -103,6 +104,17 @@ def test_shed_on_arrival(simulate: Simulate) -> None:
         rows[name][shed] = 0
     found = diagnose(record)
     assert found.verdict == "losing" and found.lost[0].in_stage == {"admission": 12}
+
+
+def test_a_request_of_which_nothing_was_sent_was_lost_before_its_connection_was_open() -> None:
+    """A service that went away refuses connections; another closes one while the request is being sent."""
+    at = arrivals(40.0, n=400)
+    record = recorded(at, at + 10 * MS)
+    rows, refused, closed = record.requests, at > at[300], at < at[10]
+    for lost, sent in ((refused, 0), (closed, 50_000)):
+        rows["status"][lost], rows["http_status"][lost], rows["send_ns"][lost] = Status.ERROR, 0, sent
+        rows["compute_ns"][lost], rows["latency_ns"][lost] = 0, 100_000
+    assert diagnose(record).lost[0].in_stage == {"connect": np.count_nonzero(refused), "send": 10}
 
 
 def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample(simulate: Simulate) -> None:

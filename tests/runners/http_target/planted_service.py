@@ -99,6 +99,10 @@ async def sized(body: Any, write: Write) -> None:
     await answer(write, {"ok": 1})
 
 
+async def limiting(_body: Any, write: Write) -> None:
+    await answer(write, {"error": "slow down"}, "429 Too Many Requests")
+
+
 async def refusing(_body: Any, write: Write) -> None:
     await answer(write, {"error": "no such route"}, "404 Not Found")
 
@@ -220,6 +224,7 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "computing": computing,
     "sleeping": sleeping,
     "sized": sized,
+    "limiting": limiting,
     "refusing": refusing,
     "broken": broken,
     "kserve": kserve,

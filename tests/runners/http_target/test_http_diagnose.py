@@ -172,6 +172,16 @@ def test_a_service_that_fails_on_every_request_ends_the_replay_early(
 
 
 @pytest.mark.slow
+def test_a_service_that_only_limits_its_rate_is_not_the_request_s_fault(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic = write_traffic(tmp_path / "t.jsonl", 60, 0.01, payload={})
+    out = str(tmp_path / "run")
+    assert main(["diagnose", planted("limiting").at(), "--traffic", str(traffic), "--out", out]) == EXIT_RUNNER
+    assert "no request ended ok; the first failure: HTTP 429 Too Many Requests" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_an_address_without_tls(
     tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

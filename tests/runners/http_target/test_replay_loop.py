@@ -145,8 +145,13 @@ def test_streams_of_every_form_have_their_parts(tmp_path: Path, coding: bytes, b
             STREAM + b'\r\ndata: {"object": "error", "message": "too long", "code": 400}\n\n',
             "the stream reported an error: too long",
         ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n",
+            "found a chunk of size b'-5'",
+        ),
+        (b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0d", "found an answer in HTTP/2; expected HTTP/1.1, or grpc://"),
     ],
-    ids=["redirect", "gzip", "error object"],
+    ids=["redirect", "gzip", "error object", "chunk size", "http2"],
 )
 def test_an_error_answer_is_described(tmp_path: Path, answer: bytes, expected: str) -> None:
     rows, (error,) = replayed(tmp_path, _answering(answer), [b"{}"])
