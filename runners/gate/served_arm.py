@@ -121,7 +121,8 @@ class ServedArm:
             try:
                 http_session.run(new_folder(folder), self.make(self.warm, process.pid))
             except LatfixError as error:
-                why, erring = error.message, min(erring, time.monotonic())
+                why = error.message.removesuffix(f"; what was recorded is in {folder}")  # it is replaced or deleted
+                erring = min(erring, time.monotonic())
                 if _LOADING not in why and time.monotonic() - erring > _ERRORS_LIMIT_S:
                     raise type(error)(f"{self.label}: {self.command!r} answers with errors only: {why}") from error
                 time.sleep(_RETRY_S * 2 ** min(attempt, 6))
