@@ -134,6 +134,8 @@ class Losses(Document):
         is its usual duration, then by cause its excess, ``hang`` a batch that never ended, and ``unrecorded`` the
         rest. They add up to the wait.
     :param errors: the most frequent messages, with their number.
+    :param outage_s: first and last arrival of the lost, in seconds of the run, if nearly all that arrived between
+        them were lost, as with a service that was away; else empty.
     """
 
     status: str
@@ -144,6 +146,7 @@ class Losses(Document):
     stages_ms: Mapping[str, float]
     waited_for_ms: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+    outage_s: tuple[float, ...] = field(default=(), metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _WAITS = ("prepare_thread", "prepare_wait_ns", "intake_ns")
 _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "send_ns", "latency_ns", "status", "warmup", *_WAITS)
 _MESSAGES = 3
+#: An outage: least lost requests, share of those that arrived meanwhile, and largest share of the run's requests.
+_LEAST_AWAY, _AWAY, _MOST = 5, 0.9, 0.9
 _DIGITS = re.compile(r"\d+")
 
 
@@ -55,7 +57,10 @@ def lost_requests(
         if some.any():
             waited_for = waits.mean_ms({key: rows[key][seen] for key in _COLUMNS})
             own = {key: values[some] for key, values in every.items()}
-            losses = _losses(name, own, arrived, waited_for, errors)
+            losses = replace(
+                _losses(name, own, arrived, waited_for, errors),
+                outage_s=_outage(own["arrival_ns"], rows["arrival_ns"][rows["warmup"] == 0], arrived),
+            )
             found.append(_from_outside(losses, own) if evidence.setup.outside else losses)
     return tuple(found)
 
@@ -89,6 +94,18 @@ def _losses(
         waited_for_ms=waited_for,
         errors=dict(_alike(messages).most_common(_MESSAGES)),
     )
+
+
+def _outage(lost: Ints, seen: Ints, arrived: int) -> tuple[float, ...]:
+    """First and last arrival of lost requests, in seconds, if they are a time in which the service was away.
+
+    :param seen: arrivals of all requests, or of a sample that stands for the number that ``arrived``.
+    """
+    first, last = int(lost.min()), int(lost.max())
+    share = float(np.mean((seen >= first) & (seen <= last)))
+    if share > _MOST or len(lost) < max(_AWAY * share * arrived, _LEAST_AWAY):
+        return ()
+    return first / 1e9, last / 1e9
 
 
 def _alike(messages: Counter[str]) -> Counter[str]:

@@ -157,6 +157,8 @@ def _lost_words(one: Losses) -> str:
     if one.waited_ms["max"] > 0:
         words += f" after {milliseconds(one.waited_ms['p50'])}"
     words += f", {where}" if most == one.requests else f", {most:,} of them {where}"
+    if one.outage_s:
+        words += f", nearly all that arrived from {one.outage_s[0]:.3g} to {one.outage_s[1]:.3g} s of the run"
     cause, spent = next(iter(one.waited_for_ms.items()), ("", 0.0))
     wait = sum(one.waited_for_ms.values())
     if spent > _MOSTLY * wait > 0:

@@ -114,7 +114,15 @@ def test_a_request_of_which_nothing_was_sent_was_lost_before_its_connection_was_
     for lost, sent in ((refused, 0), (closed, 50_000)):
         rows["status"][lost], rows["http_status"][lost], rows["send_ns"][lost] = Status.ERROR, 0, sent
         rows["compute_ns"][lost], rows["latency_ns"][lost] = 0, 100_000
-    assert diagnose(record).lost[0].in_stage == {"connect": np.count_nonzero(refused), "send": 10}
+    found = diagnose(record)
+    assert found.lost[0].in_stage == {"connect": np.count_nonzero(refused), "send": 10}
+    assert not found.lost[0].outage_s, "two times"
+    rows["status"][closed] = Status.OK
+    found = diagnose(record)
+    assert found.lost[0].outage_s == pytest.approx((at[301] / 1e9, at[-1] / 1e9), abs=0.001)
+    assert f"nearly all that arrived from {at[301] / 1e9:.3g} to {at[-1] / 1e9:.3g} s" in found.sentence
+    rows["status"][refused] = np.where(np.arange(np.count_nonzero(refused)) % 4, Status.OK, Status.ERROR)
+    assert not diagnose(record).lost[0].outage_s, "one of four"
 
 
 def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample(simulate: Simulate) -> None:
