@@ -12,7 +12,7 @@ from latfix.formatting import shown
 from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
-from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
+from latfix.profilers.recordings.reader import OF_A_KIND, Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
 from latfix.profilers.recordings.requests.readers import TEXT_LOG
 from latfix.profilers.services.server_advice import with_advice
@@ -65,13 +65,34 @@ def reader_of(recorded: Recorded) -> Reader:
     return reader
 
 
+def _reader_for(recorded: Recorded, options: ReadOptions) -> Reader:
+    """The reader for a file or folder, with the options.
+
+    :raises InputError: its format is unknown, or an option does not apply to it.
+    """
+    reader = detect(recorded)
+    if options.pattern and recorded.path.is_file() and (reader is None or "--pattern" in reader.takes):
+        reader = TEXT_LOG
+    if reader is None and options.pattern:
+        raise InputError(f"--pattern: found {recorded.path}, a folder; expected {OF_A_KIND['--pattern']}; name it")
+    if reader is None:
+        raise _unknown(recorded)
+    given = {"--step": options.step, "--map": options.mapping, "--pattern": options.pattern}
+    for option, expected in OF_A_KIND.items():
+        if given[option] and option not in reader.takes:
+            raise InputError(
+                f"{option}: found {recorded.path}, {reader.reads}; expected {expected}; leave the option out"
+            )
+    return reader
+
+
 def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
     """The diagnosis of a recording.
 
-    :raises InputError: its format is unknown, or it is damaged, cut off or empty.
+    :raises InputError: its format is unknown, an option does not apply to it, or it is damaged, cut off or empty.
     """
     recorded = recorded_at(path)
-    reader = TEXT_LOG if options.pattern else reader_of(recorded)
+    reader = _reader_for(recorded, options)
     diagnosis = with_advice(reader.read(recorded, options))
     if reader in _BY_FILE and (left := [file.path.name for file in recorded.inside if not reader.knows(file)]):
         listed = ", ".join(left[:3]) + (f" and {len(left) - 3:,} more" if len(left) > 3 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -37,6 +37,14 @@ class ReadOptions:
     pattern: str = ""
 
 
+#: Options that apply to some kinds of recordings only, and what each expects.
+OF_A_KIND: Mapping[str, str] = {
+    "--step": "a recording of a device",
+    "--map": "a log whose columns may have any name: CSV, JSON Lines or text",
+    "--pattern": "one file with a text log",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """A file or folder before it is read.
@@ -63,12 +71,14 @@ class Reader:
     :param reads: its format in words, for messages.
     :param knows: recognizes a file or folder by its content.
     :param read: returns its diagnosis; raises :class:`InputError` if it is damaged, cut off or empty.
+    :param takes: the options among :data:`OF_A_KIND` that it uses.
     """
 
     kind: str
     reads: str
     knows: Callable[[Recorded], bool]
     read: Callable[[Recorded, ReadOptions], Diagnosis]
+    takes: frozenset[str] = frozenset()
 
 
 def recorded_at(path: Path) -> Recorded:

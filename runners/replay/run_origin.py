@@ -43,14 +43,17 @@ def _revision(folder: Path) -> dict[str, str]:
     commit = _git(folder, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return {}
-    changed = "+" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".") else ""
-    return {"commit": f"{commit}{changed}", "branch": _git(folder, "branch", "--show-current")}
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    changed = " (changes unknown)" if changes is None else "+" if changes else ""
+    return {"commit": f"{commit}{changed}", "branch": _git(folder, "branch", "--show-current") or ""}
 
 
-def _git(folder: Path, *words: str) -> str:
+def _git(folder: Path, *words: str) -> str | None:
+    """Output of a git command that changes nothing; ``None`` if it fails or takes too long."""
+    words = ("--no-optional-locks", *words)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=_PATIENCE_S, check=True
         )
         return done.stdout.strip()
-    return ""
+    return None

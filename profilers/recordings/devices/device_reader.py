@@ -36,12 +36,14 @@ KINETO = Reader(
     reads="a trace of torch.profiler (JSON or .json.gz, CUDA or HIP), or a folder of them",
     knows=is_trace,
     read=_read_kineto,
+    takes=frozenset({"--step"}),
 )
 NSYS = Reader(
     kind="nsys",
     reads="an export of Nsight Systems (nsys export --type sqlite)",
     knows=is_export,
     read=lambda recorded, options: _diagnosis("nsys", recorded, [(recorded, read_export(recorded.path))], options),
+    takes=frozenset({"--step"}),
 )
 
 

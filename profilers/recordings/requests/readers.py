@@ -105,7 +105,8 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
 def _reader(
     kind: str, name: str, knows: Callable[[bytes], bool], diagnose: Callable[[Recorded, ReadOptions], Diagnosis]
 ) -> Reader:
-    return Reader(kind=kind, reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
+    takes = _TAKES.get(name, frozenset())
+    return Reader(kind=kind, reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose, takes=takes)
 
 
 def _reader_of_log(name: str) -> Reader:
@@ -246,6 +247,13 @@ _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]
     jaeger_spans.NAME: (jaeger_spans.knows, jaeger_spans.read),
     span_columns.NAME: (span_columns.knows, span_columns.read),
     f"{otlp_spans.NAME} in protocol buffers": (otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
+}
+#: Options that logs without known fields, and those that are text, take.
+_TAKES: Mapping[str, frozenset[str]] = {
+    text_log.NAME: frozenset({"--map", "--pattern"}),
+    mapped_log.NAME: frozenset({"--map", "--pattern"}),
+    access_log.NAME: frozenset({"--pattern"}),
+    vllm.STEPS: frozenset({"--pattern"}),
 }
 #: Reads any text log if a pattern is given.
 TEXT_LOG = _reader_of_log(text_log.NAME)

@@ -56,6 +56,7 @@ TOY = Reader(
     reads="a toy",
     knows=lambda recorded: any(file.head.startswith(b"toy") for file in recorded.files),
     read=one_step,
+    takes=frozenset({"--step"}),
 )
 
 
@@ -115,3 +116,33 @@ def test_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="no regular file"):
         recorded_at(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "refused"),
+    [
+        ('{"log": {"version": "1.2", "entries": []}}', ReadOptions(step="^decode"), "--step"),
+        ('{"data": [{"traceID": "1", "spans": []}]}', ReadOptions(mapping=("latency_ms=took",)), "--map"),
+        ('{"resourceSpans": []}', ReadOptions(pattern=r"(?P<latency_ms>\d+)"), "--pattern"),
+        ("toy", ReadOptions(mapping=("latency_ms=took",)), "--map"),
+        ("toy", ReadOptions(pattern=r"(?P<latency_ms>\d+)"), "--pattern"),
+        ("arrival_s,latency_ms\n0,1\n", ReadOptions(step="^decode"), "--step"),
+        ("served in 3 ms\n", ReadOptions(pattern=r"in (?P<latency_ms>\d+)", step="^decode"), "--step"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(
+    content: str, options: ReadOptions, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "READERS", (TOY, *detect.READERS))
+    file = tmp_path / "recording"
+    file.write_text(content)
+    with pytest.raises(InputError, match=rf"^{refused}: found .*recording, .*; expected .*; leave the option out$"):
+        detect.diagnose_recording(file, options)
+
+
+def test_a_pattern_reads_one_file(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "a.log").write_text("served in 3 ms\n")
+    with pytest.raises(InputError, match=r"^--pattern: found .*logs, a folder; expected one file"):
+        detect.diagnose_recording(folder, ReadOptions(pattern=r"in (?P<latency_ms>\d+)"))

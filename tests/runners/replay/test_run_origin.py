@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import latfix.runners.replay.run_origin as origin
 from latfix.runners.replay.run_origin import run_origin
 
 
@@ -36,3 +39,21 @@ def test_a_folder_outside_of_any_repository_has_no_commit(tmp_path: Path, monkey
     assert "commit" not in run_origin(tmp_path)
     monkeypatch.setattr(sys, "argv", ["/opt/somewhere/bin/latfix", "diagnose", "my ranker"])
     assert run_origin(tmp_path)["command"] == "latfix diagnose 'my ranker'"
+
+
+def test_what_takes_too_long_is_not_a_clean_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "workload.toml").write_text("x")
+    _git(folder, "init", "-q")
+    _git(folder, "add", ".")
+    _git(folder, "commit", "-qm", "first")
+    known = run_origin(folder)["commit"]
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *status*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(origin, "_PATIENCE_S", 5.0)
+    origin._revision.cache_clear()
+    assert run_origin(folder)["commit"] == f"{known} (changes unknown)"
