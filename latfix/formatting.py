@@ -1,4 +1,4 @@
-"""Numbers for people: three significant digits, always with a unit, a dash for a missing number."""
+"""Numbers for people: three significant digits, and all before the point; a unit; a dash for a missing number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
-from latfix.lower_bound import AtLeast
+from latfix.lower_bound import AtLeast, in_unit
 
 NONE = "–"
 #: Shown for a figure that has no lower bound because too many requests were lost.
@@ -33,10 +33,13 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def significant(value: object, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits and thousands separators: ``0.0412``, ``41.2``, ``41,200``.
+def significant(value: object, digits: int | None = None) -> str:
+    """A number with significant digits and thousands separators: ``0.0412``, ``41.2``, ``41,234``.
 
     A figure known only from below is shown as ``> 41.2``.
+
+    :param digits: how many; by default three, and all before the decimal point, because zeros there would be taken
+        for digits.
     """
     if isinstance(value, AtLeast):
         return f"> {significant(value.bound, digits)}" if value.bound > 0 else LOST
@@ -45,11 +48,18 @@ def significant(value: object, digits: int = 3) -> str:
         return NONE
     if number == 0:
         return "0"
+    if digits is None:
+        digits = _whole_digits(number)
     mantissa = f"{number:.{digits - 1}e}"
     exponent = int(mantissa.partition("e")[2])
     if not -4 <= exponent < 9:
-        return mantissa
+        return f"{number:.{min(digits, 3) - 1}e}"
     return f"{float(mantissa):,.{max(digits - 1 - exponent, 0)}f}"
+
+
+def _whole_digits(number: float) -> int:
+    """The digits before the point, at least three; three of numbers that are written with an exponent."""
+    return max(3, len(str(int(abs(number))))) if abs(number) < 1e9 else 3
 
 
 def rounded_up(value: float, digits: int = 2) -> str:
@@ -67,8 +77,19 @@ def _with_unit(value: object, unit: str) -> str:
 
 
 def milliseconds(value: object) -> str:
-    """``412 ms``."""
+    """``412 ms``; ``116 s`` from 10 s on, ``27.5 min`` from 10 minutes on."""
+    known = value.bound if isinstance(value, AtLeast) else finite(value)
+    if known is not None:
+        for unit, name in ((60_000, " min"), (1000, " s")):
+            if isinstance(value, int | float) and abs(known) >= 10 * unit:
+                return _with_unit(in_unit(value, unit), name)
     return _with_unit(value, " ms")
+
+
+def moment(ms: object) -> str:
+    """A point in time, given in milliseconds, in seconds to the millisecond: ``116.235``."""
+    number = finite(ms)
+    return NONE if number is None else f"{number / 1e3:,.3f}"
 
 
 def from_ns(value: float) -> str:
@@ -169,7 +190,8 @@ def _at_place(value: object, place: int) -> str:
     number = finite(value)
     if not number:
         return significant(value)
-    return significant(number, min(max(math.floor(math.log10(abs(number))) - place + 1, 1), 3))
+    digits = max(math.floor(math.log10(abs(number))) - place + 1, 1)
+    return significant(number, min(digits, _whole_digits(number)))
 
 
 def speed_words(value: object) -> str:

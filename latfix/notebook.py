@@ -127,7 +127,7 @@ def diagnose(run: Run | str | Path, *, percentile: float | None = None, seed: in
     """Attribute the tail of a run to causes.
 
     :param run: a run, or its folder.
-    :param percentile: where the tail begins, above 0 and below 100; ``None`` for the workload's objective.
+    :param percentile: where the tail begins, from 1 to below 100; ``None`` for the workload's objective.
     :param seed: of the bootstrap.
     """
     from latfix.profilers.diagnose import diagnose as attribute

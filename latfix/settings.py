@@ -88,6 +88,13 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
 _MS_OF_A_MINUTE, _MS_OF_AN_HOUR, _MS_OF_A_DAY = 60_000, 3_600_000, 86_400_000
 
+PERCENTILE = Rule(
+    "a percentile from 1 to below 100, such as 99",
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < 100,
+    least=1,
+    most=100,
+    is_float=True,
+)
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 DEVICE = Rule(
     "'auto', 'cpu', 'cuda' or 'cuda:N'",
@@ -198,6 +205,6 @@ class Objective(Document):
     :param max_accuracy_drop: the largest loss of score that a fix may cost, in the score's own unit.
     """
 
-    percentile: Annotated[float, number(0, 100, open_ends=True)] = 99.0
+    percentile: Annotated[float, PERCENTILE] = 99.0
     slo_ms: Annotated[float | None, number(0, open_ends=True)] = None
     max_accuracy_drop: Annotated[float, number(0)] = 0.01

@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import NONE, count, counted, from_ns, share, significant
+from latfix.formatting import NONE, count, counted, from_ns, moment, share, significant
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import Happening, Holder, StageTime, Story, Wait
 from latfix.run_record.run_record import RunRecord
@@ -39,7 +39,7 @@ def header_facts(story: Story) -> Iterator[tuple[str, str]]:
                 f"(number {count(place)} from the slowest)"
             ),
         )
-    when = significant(abs(story.arrival_ns) / 1e9, 5)
+    when = moment(abs(story.arrival_ns) / 1e6)
     yield "arrived", f"{when} s {'before' if story.arrival_ns < 0 else 'into'} the replay"
     if story.error:
         yield "error", story.error

@@ -64,3 +64,21 @@ def test_places_on_the_page_exist() -> None:
     assert len(places) > len(ROOMS)
     named = (place for place in places if not re.search("AREA|FAMILY|NAME", place))
     assert not [place for place in named if not (ROOT / place).exists()]
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE))
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))], ids=lambda page: page.name
+)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
+    for path, anchor in targets:
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in _anchors(target), f"{path}#{anchor}"

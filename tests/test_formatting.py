@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix import formatting as figures
+from latfix.lower_bound import AtLeast
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,9 @@ from latfix import formatting as figures
         (99.96, "100"),
         (412.4, "412"),
         (999.7, "1,000"),
-        (41_234, "41,200"),
+        (41_234, "41,234"),
+        (116_234.5, "116,234"),
+        (999_999_999.7, "1.00e+09"),
         (-260.4, "-260"),
         (1.23456e12, "1.23e+12"),
         (4.5e-7, "4.50e-07"),
@@ -34,7 +37,7 @@ from latfix import formatting as figures
         (10**400, "–"),
     ],
 )
-def test_three_significant_digits(value: object, text: str) -> None:
+def test_three_significant_digits_and_all_before_the_point(value: object, text: str) -> None:
     assert figures.significant(value) == text
 
 
@@ -71,6 +74,34 @@ def test_an_interval_with_an_open_upper_end_shows_the_lower_one(end: float | Non
 )
 def test_a_limit_is_rounded_up(value: float, expected: str) -> None:
     assert figures.rounded_up(value) == expected and float(expected) > value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (412.4, "412 ms"),
+        (9_876.5, "9,876 ms"),
+        (116_234.5, "116 s"),
+        (1_650_000, "27.5 min"),
+        (-20_000, "-20.0 s"),
+        (AtLeast(116_234.5), "> 116 s"),
+        (AtLeast(0), "lost"),
+        (None, "–"),
+    ],
+)
+def test_long_durations_are_in_seconds_or_minutes(value: float | None, text: str) -> None:
+    assert figures.milliseconds(value) == text
+
+
+def test_a_point_in_time_has_milliseconds_however_late_it_is() -> None:
+    texts = ["0.000", "116.234", "86,400.000", "–", "–"]
+    assert [figures.moment(at) for at in (0.0, 116_234.4, 86_399_999.6, math.nan, None)] == texts
+
+
+def test_digits_follow_the_uncertainty() -> None:
+    assert figures.uncertain(116_234.5, (116_200.0, 116_270.0)) == "116,234"
+    assert figures.uncertain(116_234.5, (90_000.0, 140_000.0)) == "116,000"
+    assert figures.uncertain_bounds((116_200.0, 116_270.0)) == "116,200 to 116,270"
 
 
 def test_counts_are_exact() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.cli.shared.history_option import Recording, is_off
 from latfix.errors import EXIT_INTERRUPTED, InputError, RunnerError
+from latfix.settings import PERCENTILE
 
 if TYPE_CHECKING:
     from latfix.cli.shared.output_options import Outputs
@@ -112,10 +112,10 @@ def parse_gates(
 def check_percentile(percentile: float | None) -> None:
     """Check a percentile.
 
-    :raises InputError: it is not above 0 and below 100.
+    :raises InputError: it is not one, or a share such as 0.99.
     """
-    if percentile is not None and not (math.isfinite(percentile) and 0 < percentile < 100):
-        raise InputError(f"--percentile: found {percentile}; expected a number above 0 and below 100, e.g. 99")
+    if percentile is not None and not PERCENTILE.check(percentile):
+        raise InputError(f"--percentile: found {percentile}; expected {PERCENTILE.expected}")
 
 
 def diagnosed(

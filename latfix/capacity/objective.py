@@ -22,7 +22,7 @@ TAIL_REQUESTS = 10
 class Target:
     """The objective that loads must meet.
 
-    :param percentile: above 0 and below 100.
+    :param percentile: from 1 to below 100.
     :param limit: seconds; ``None`` if there is none.
     """
 

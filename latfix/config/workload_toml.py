@@ -158,7 +158,8 @@ def _entry(head: Mapping[str, Any], folder: Path, file: TomlFile) -> str:
         raise file.error("workload", None, "no entry in [workload]", "an entry or a model")
     entry = _text(head, "entry", file)
     if not _ENTRY.fullmatch(entry):
-        raise file.error("workload", "entry", f"entry = {entry!r}", '"file:Class", as in "workload:Ranker"')
+        todo = "leave out .py" if ".py" in entry else ""
+        raise file.error("workload", "entry", f"entry = {entry!r}", '"file:Class", as in "workload:Ranker"', todo)
     module = folder / f"{entry.partition(':')[0]}.py"
     if not module.is_file():
         raise file.error(

@@ -19,6 +19,8 @@ _WITHIN = "a whole number within 64 bits"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 #: Deepest nesting of tables and lists; latfix reads four levels, and ``repr`` fails at some hundreds.
 _DEEPEST = 50
+#: Reasons of :mod:`tomllib` in other words.
+_WHY = {"Cannot overwrite a value": "the key is there already"}
 #: More decimal digits than Python converts to a number (:func:`sys.get_int_max_str_digits`).
 _TOO_LONG = re.compile(r"[0-9][0-9_]{4000,}")
 
@@ -50,10 +52,10 @@ class TomlFile:
         names = list(known)
         for key in values:
             if key not in names:
-                found = f"unknown key {key!r} in {f'[{table}]' if table else 'the file'}"
-                raise self.error(
-                    table, key, found, f"one of {', '.join(names)}", did_you_mean(key, names, "remove it")
-                )
+                found = f"unknown key {shown(key)} in {f'[{table}]' if table else 'the file'}"
+                near = did_you_mean(key, names)
+                expected = "a known one" if near else f"one of {', '.join(names)}"
+                raise self.error(table, key, found, expected, near or "remove it")
 
     def line(self, table: str, key: str | None = None) -> int | None:
         """The line (from 1) of a table or one of its keys; ``None`` if it is not found.
@@ -90,8 +92,10 @@ def read_toml(file: Path) -> tuple[dict[str, Any], TomlFile]:
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(where.group(1)) if where else None
-        found = re.sub(r" \(at .*\)$", "", str(error))
-        raise input_error(file, line, f"text that is not TOML ({found})", _TABLES) from error
+        reason = re.sub(r" \(at .*\)$", "", str(error))
+        written = text.split("\n")[line - 1].strip() if line is not None else ""
+        found = f"{shown(written)}, which is not TOML" if written else "text that is not TOML"
+        raise input_error(file, line, f"{found} ({_WHY.get(reason, reason)})", _TABLES) from error
     except ValueError as error:  # Python does not convert that many digits
         long = _TOO_LONG.search(text)
         line = text.count("\n", 0, long.start()) + 1 if long else None
@@ -121,7 +125,9 @@ def _text(file: Path) -> str:
     except OSError as error:
         raise InputError(f"{file}: found a file that cannot be read ({error.strerror}); check it") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{file}: found a byte not UTF-8 at offset {error.start}; save it as UTF-8") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        found = f"byte 0x{error.object[error.start]:02x}, which is not UTF-8"
+        raise input_error(file, line, found, "UTF-8 text", "save it as UTF-8") from error
 
 
 def _check_values(document: Mapping[str, Any], file: Path, text: str) -> None:

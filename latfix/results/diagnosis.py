@@ -262,10 +262,10 @@ class Slowest(Document):
         )
 
     def sentence(self) -> str:
-        """``the 10 slowest took 1,200 to 40,000 ms: external.dependency is 91 % of their excess``."""
+        """``the 10 slowest took 1,200 ms to 40 s: external.dependency is 91 % of their excess``."""
         worth = [(cause, ms) for cause, ms in self.causes_ms.items() if ms > _WORTH_REPORTING * self.excess_ms][:2]
         parts = " and ".join(f"{cause} is {percent(ms / self.excess_ms)}" for cause, ms in worth)
-        opening = f"the {self.requests} slowest took {significant(self.least_ms)} to {milliseconds(self.most_ms)}"
+        opening = f"the {self.requests} slowest took {milliseconds(self.least_ms)} to {milliseconds(self.most_ms)}"
         return f"{opening}: {parts} of their excess" if parts else opening
 
 

@@ -43,14 +43,14 @@ _KEY = re.compile(r"p([0-9]{1,2})(?:[._]([0-9]{1,4}))?")
 
 
 def percentile_of(key: str) -> float | None:
-    """99.9 for ``p99.9``, ``p99_9`` and ``p999``; ``None`` for a text that is not a percentile between 0 and 100."""
+    """99.9 for ``p99.9``, ``p99_9`` and ``p999``; ``None`` for a text that is none from 1 to below 100."""
     if key == "p999":
         return 99.9
     match = _KEY.fullmatch(key)
     if match is None:
         return None
     percentile = float(f"{match[1]}.{match[2] or 0}")
-    return percentile if 0 < percentile < 100 else None
+    return percentile if 1 <= percentile < 100 else None
 
 
 def percentile_key(percentile: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError
@@ -57,11 +58,16 @@ def parse_map_option(options: Sequence[str]) -> dict[str, str]:
 
 
 def map_columns(
-    features: Mapping[str, FeatureColumn], rows: int, mapping: Mapping[str, str], on_problem: OnProblem
+    features: Mapping[str, FeatureColumn],
+    rows: int,
+    mapping: Mapping[str, str],
+    on_problem: OnProblem,
+    file: Path | str = "traffic",
 ) -> dict[str, FeatureColumn]:
     """``features`` plus those that ``mapping`` derives; later expressions may use earlier ones.
 
     :param features: columns of ``rows`` values each, ``None`` if absent.
+    :param file: the traffic's, for messages.
     :param on_problem: called for a row that has no value for an expression; its value becomes absent.
     :raises InputError: an expression reads a feature that neither the traffic nor an earlier expression has.
     """
@@ -71,7 +77,8 @@ def map_columns(
             if used not in columns:
                 have = ", ".join(columns) or "none"
                 raise InputError(
-                    f"map {name}: found unknown feature {used!r} in {expression.source!r}; expected one of: {have}"
+                    f"{file}: map {name}: found unknown feature {used!r} in {expression.source!r}; expected one of "
+                    f"its features: {have}"
                 )
         columns[name] = _mapped(name, expression, columns, rows, on_problem)
     return columns

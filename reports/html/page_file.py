@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FILTERS = (
     formatting.count,
     formatting.from_ns,
+    formatting.moment,
     formatting.interval,
     formatting.percent,
     formatting.rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from latfix.formatting import count, finite, milliseconds, significant, visible
+from latfix.formatting import count, finite, milliseconds, moment, significant, visible
 from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, largest_causes, read_words
 from latfix.reports.html.page_file import write_page
@@ -76,7 +76,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         windows=window_values(diagnosis.windows, ()) if diagnosis.windows else None,
         stage_rows=stages,
         stage_columns=["stage", *figures.values()],
-        unit_columns=[diagnosis.unit, "start, ms", "took, ms", *(f"{name}, ms" for name in columns), "others, ms"],
+        unit_columns=[diagnosis.unit, "start, s", "took, ms", *(f"{name}, ms" for name in columns), "others, ms"],
         unit_rows=[_unit_row(unit, columns) for unit in units],
         read=read_words(diagnosis),
         definitions=[
@@ -123,7 +123,7 @@ def _unit_row(unit: UnitLedger, columns: Sequence[str]) -> list[str]:
     figures = [*shown.values(), rest if abs(rest) > 1e-9 else 0.0]
     return [
         visible(unit.id, limit=_LONGEST_NAME),
-        significant(unit.start_ms),
+        moment(unit.start_ms),
         significant(unit.latency_ms),
         *map(significant, figures),
     ]

@@ -20,6 +20,7 @@ from latfix.formatting import (
     key_label,
     latency_words,
     milliseconds,
+    moment,
     percent,
     rate,
     sentence,
@@ -302,9 +303,9 @@ def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     for unit in units:
         causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
         words = [safe(f"{cause} {significant(value)}", "dim") for cause, value in causes]
-        figures = significant(unit.start_ms), significant(unit.latency_ms)
+        figures = moment(unit.start_ms), significant(unit.latency_ms)
         rows.append([safe(unit.id, limit=40), *figures, *words, *[""] * (2 - len(words))])
-    columns = [Column(right=False), Column("at, ms", given_up=2), Column("took, ms")]
+    columns = [Column(right=False), Column("at, s", given_up=2), Column("took, ms")]
     columns += [Column("largest cause, ms", right=False, given_up=1), Column("second", right=False, given_up=3)]
     yield FittedTable(columns, rows)
 

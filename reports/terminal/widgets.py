@@ -96,7 +96,7 @@ class OneScreen:
                 left_out.append(name)
         for k, (name, lines) in enumerate(rendered):
             if k == len(rendered) - 1 and left_out:
-                yield Text(f"for lack of space only with -v: {', '.join(reversed(left_out))}", style="dim")
+                yield Text(f"left out for space, -v shows it: {', '.join(reversed(left_out))}", style="dim")
             for line in lines if name not in left_out else ():
                 yield from line
                 yield Segment.line()

@@ -163,7 +163,7 @@ def test_a_quiet_independent_service_departs_for_no_reason() -> None:
     bursts = reasons_by_id(high, low, index=3.5)["bursts"]
     assert "burstier than independent ones: index of dispersion 3.5" in bursts and "(Kingman)" in bursts
     waits = reasons_by_id(high, low, index=3.5, wait=157.0)["bursts"]
-    assert "from 78,500 ms (M/G/1) to 157,000 ms (Kingman)" in waits
+    assert "from 78.5 s (M/G/1) to 157 s (Kingman)" in waits
 
 
 def test_service_that_changes_with_load_is_named_if_waits_change_likewise() -> None:

@@ -108,6 +108,7 @@ def test_the_nearest_name_is_offered() -> None:
     "table",
     [
         {"percentile": 0},
+        {"percentile": 0.99},
         {"percentile": 100},
         {"percentile": "99"},
         {"percentile": True},

@@ -123,3 +123,32 @@ def test_a_wrong_name_in_the_map_of_a_profile_has_its_line(folder: Path) -> None
     assert load_spec(str(folder)).traffic_map == {"a": "1"}
     with pytest.raises(InputError, match=r"workload\.toml:8: map arrival_s: found a field"):
         load_spec(str(folder), profile="fast")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            f"{HEAD}[runner]\nmax_batchsize = 2\n",
+            ":5: found unknown key 'max_batchsize' in [runner]; expected a known one",
+        ),
+        (
+            f"{HEAD}[runner]\nworkers = 2\nworkers = 3\n",
+            ":6: found 'workers = 3', which is not TOML (the key is there",
+        ),
+        (f"{HEAD}[runner]\nprecision = bf16\n", ":5: found 'precision = bf16', which is not TOML"),
+        (HEAD.replace('"a:A"', '"a.py:A"'), "leave out .py"),
+        (f"{HEAD}[objective]\npercentile = 0.99\n", ":5: found percentile = 0.99; expected a percentile from 1 to"),
+    ],
+)
+def test_a_mistake_is_shown_as_written(folder: Path, text: str, words: str) -> None:
+    (folder / "workload.toml").write_text(text)
+    assert words in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"), [('\nname = "gr\xfc\xdfe"\n'.encode("latin-1"), 2), (HEAD.encode("utf-16"), 1)]
+)
+def test_text_in_another_encoding_has_its_line(folder: Path, data: bytes, line: int) -> None:
+    (folder / "workload.toml").write_bytes(data)
+    assert f"workload.toml:{line}: found byte 0x" in refusal(folder)

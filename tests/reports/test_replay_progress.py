@@ -53,7 +53,7 @@ def test_long_replays_and_high_rates_have_plain_numbers(
     tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     del clock
-    cases = ((1, 0.177, "1 request in 0.177 s"), (35_500, 12_345.0, "35,500 requests in 12,300 s"))
+    cases = ((1, 0.177, "1 request in 0.177 s"), (35_500, 12_345.0, "35,500 requests in 12,345 s"))
     for requests, last_s, first in cases:
         segment = tmp_path / "x"
         with ReplayProgress(label="a", requests=requests, last_s=last_s, segment=segment, loading=False) as replay:

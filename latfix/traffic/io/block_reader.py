@@ -93,7 +93,11 @@ class _Columns:
         if self.mapping:
             add = table.problems.add
             found.features = map_columns(
-                found.features, len(table.lines), self.mapping, lambda row, *words: add(table.lines[row], *words)
+                found.features,
+                len(table.lines),
+                self.mapping,
+                lambda row, *words: add(table.lines[row], *words),
+                source.path,
             )
         if table.problems.by_line:
             raise _ReadWhole

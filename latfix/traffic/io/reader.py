@@ -50,6 +50,7 @@ def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_b
             len(table.lines),
             mapping,
             lambda row, found, expected: table.problems.add(table.lines[row], found, expected),
+            path,
         )
     if not skip_bad_lines:
         table.problems.raise_first()

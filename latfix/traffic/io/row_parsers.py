@@ -71,7 +71,20 @@ def _exact_decimal(text: str) -> Decimal:
         return Decimal(float(text))
 
 
-_DECODER = json.JSONDecoder(parse_float=finite_number, parse_constant=refuse_constant)
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs.
+
+    :raises ValueError: a key is there twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {shown(twice)} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_float=finite_number, parse_constant=refuse_constant, object_pairs_hook=_each_once)
 _EXACT_DECODER = json.JSONDecoder(parse_float=_exact_decimal, parse_constant=refuse_constant)
 
 

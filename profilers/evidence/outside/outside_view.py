@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import percent
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
 from latfix.queueing.queue_inference import starts
 from latfix.run_record.run_record import RunRecord
@@ -82,7 +83,7 @@ def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -
             continue
         idle = process.idle(begun[late], ended[late])
         if not process.cpu.known or np.median(idle) > _IDLE * _DELAYED_ACK_NS:
-            return f"{words} {many / np.count_nonzero(ok):.0%}"
+            return f"{words} {percent(many / np.count_nonzero(ok))}"
     return ""
 
 

@@ -612,7 +612,7 @@ class _Ledger:
                 f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99{self._slowest_route()}."
             )
         elif names and self.model.samples:
-            self.notes.append(f"Service does not follow {names}: nothing is attributed to inputs.")
+            self.notes.append(f"The service time does not follow {names}: nothing is attributed to inputs.")
         for name, part in self.parts.items():
             evidence[_part_id(name)] = (
                 f"measured: {from_ns(float(np.median(part)))} in the median, "

@@ -88,7 +88,7 @@ def test_a_diagnosis_with_everything_is_one_screen_too(ordinary: Session) -> Non
     text = shown(render_diagnosis(found, folder=Path("runs/ranker")))
     assert len(text.splitlines()) <= 40
     assert in_one_line(text).count("stress (process 77)") == 1
-    (left_out,) = re.findall(r"for lack of space only with -v: (.*)", text)
+    (left_out,) = re.findall(r"left out for space, -v shows it: (.*)", text)
     assert left_out == "requests that did not end ok, workers"
     everything = shown(render_diagnosis(found, folder=Path("runs/ranker"), verbose=True))
     assert "Workers" in everything and "Workers" not in text

@@ -153,7 +153,7 @@ def test_the_whole_story_is_there() -> None:
         "Request request 200 ms ok",
         "! 2 requests of this traffic have this id",
         "slower than 97.5 % of the 121 ok requests (number 3 from the slowest)",
-        "7.1110 s into the replay",
+        "7.111 s into the replay",
         "priority high, session request, deadline 500 ms",
         "tokens 812",
         "61 on worker 0, 40 requests, 31.5 % of it padding, the first of its shape, alone after its batch failed",

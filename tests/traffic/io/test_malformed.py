@@ -53,6 +53,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "nested_too_deep": ('{"arrival_s": 0, "payload": ' + "[" * 100_000 + "\n", ":1: found"),
     "surrogate": ('{"arrival_s": 0, "id": "\\ud800"}\n', "surrogate"),
     "nul_escape": ('{"arrival_s": 0, "id": "a\\u0000"}\n', "NUL"),
+    "key_twice": (GOOD + '{"arrival_s": 1, "n": 2, "n": 3}\n', "key 'n' twice"),
     "empty_object": ("{}\n", "columns"),
     # other fields
     "id_twice": ('{"arrival_s": 0, "id": "a"}\n{"arrival_s": 1, "id": "a"}\n', ":2: found id 'a', also on line 1"),

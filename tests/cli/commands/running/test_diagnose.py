@@ -182,6 +182,7 @@ OPTIONS: list[tuple[tuple[object, ...], str]] = [
     (("--seed", str(2**63)), "--seed"),
     (("--seed", "x"), "--seed"),
     (("--percentile", "0"), "--percentile"),
+    (("--percentile", "0.99"), "expected a percentile from 1 to below 100"),
     (("--percentile", "100"), "--percentile"),
     (("--percentile", "nan"), "--percentile"),
     (("--device", "gpu"), "--device"),
