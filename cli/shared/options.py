@@ -61,7 +61,10 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything rand
 BudgetOption = Annotated[
     str, typer.Option("--budget", metavar="TIME", help="Time for the whole command: 90s, 5m or 1h.")
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the results.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="A new folder for the results; one in latfix-runs/ without it."),
+]
 KeepOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="A new folder for the results; nothing is kept without it."),

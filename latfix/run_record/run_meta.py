@@ -151,9 +151,8 @@ def read_meta(folder: Path) -> RunMeta:
     """
     path = folder / RUN_FILE
     if not path.exists():
-        raise InputError(
-            f"{folder}: found no run.json; expected the folder of a run, as latfix diagnose --out writes it"
-        )
+        found = f"no {RUN_FILE}" if folder.is_dir() else "no such folder"
+        raise InputError(f"{folder}: found {found}; expected the folder of a run, as latfix diagnose --out writes it")
     document = read_document(path)
     if document.get("schema") != RunMeta.SCHEMA:
         raise InputError(f"{path}: found schema {document.get('schema')!r}; expected {RunMeta.SCHEMA!r}")

@@ -323,9 +323,23 @@ def answer_block(answer: Answer, *, folder: Path | None) -> Iterator[RenderableT
     for line in answer.lines:
         style = "bold cyan" if line.is_command else SEVERITY_STYLE[line.severity] if line.severity else ""
         table.add_row(line.label, safe(_plain(line.words), style, limit=1200))
-    if folder is not None:
-        table.add_row("report", safe(str(folder / "report.html"), limit=1200))
     yield table
+    if folder is not None:
+        widest = max(map(len, ("report", *(line.label for line in answer.lines))))
+        yield _Path("report", safe(str(folder / "report.html"), limit=1200), indent=widest + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A labeled path, unbroken where the width allows it, so that it can be copied."""
+
+    label: str
+    path: Text
+    indent: int
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = self.indent + self.path.cell_len <= options.max_width
+        yield Text.assemble((self.label.ljust(self.indent if fits else len(self.label) + 2), "dim"), self.path)
 
 
 def _plain(words: str) -> str:

@@ -127,13 +127,10 @@ def _subject(run: Path, name: str, chosen: Format) -> Subject:
     from latfix.reports.exports.formats import Subject
 
     run = run.parent if run.name == "run.json" else run
-    record = _record(run) if (run / "run.json").exists() else None
     if not chosen.needs:
-        if record is None:
-            raise InputError(
-                f"{run}: found no run.json; --to {name} expects the folder of a run, as latfix diagnose writes it"
-            )
-        return Subject(record=record, result=None, stacks=_stacks(record) if name == "speedscope" else ())
+        source = _record(run)
+        return Subject(record=source, result=None, stacks=_stacks(source) if name == "speedscope" else ())
+    record = _record(run) if (run / "run.json").exists() else None
     result = _result(run, record)
     if not isinstance(result, chosen.needs):
         expected = " or ".join(each.__name__.lower() for each in chosen.needs)

@@ -11,7 +11,6 @@ from latfix.cli.shared.address_flow import ServerLog
 from latfix.cli.shared.options import (
     BaselineOption,
     GateOption,
-    OutOption,
     PercentileOption,
     SeedOption,
     check_seed,
@@ -55,7 +54,9 @@ def report(
     ] = None,
     seed: SeedOption = 0,
     drill_down: DrillDown,
-    out: OutOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the page, instead of the result's.")
+    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option("--figures", metavar="DIR", help="Write the page's charts there as SVG files."),

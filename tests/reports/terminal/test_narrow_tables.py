@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rich.console import Group
 from rich.text import Text
 
 from latfix.gates.reference_level import Level
 from latfix.profilers.allocator_lab.compare_policies import compare, fragmentation
 from latfix.profilers.allocator_lab.trace import AllocationTrace, Event
+from latfix.reports.answer import Answer, Line
 from latfix.reports.history_rows import machine_words
 from latfix.reports.terminal.doctor import render_doctor
 from latfix.reports.terminal.fragmentation import render_fragmentation
 from latfix.reports.terminal.history import render_history
-from latfix.reports.terminal.widgets import Column, FittedTable, Portable, safe
+from latfix.reports.terminal.widgets import Column, FittedTable, Portable, answer_block, safe
 from latfix.reports.watch_view import watch_line, watch_panel
 from latfix.results.doctor_finding import CheckedMachine, Doctor
 from latfix.results.history import HistoryTrend, HistoryTrends, PastRun
@@ -118,3 +121,11 @@ def test_a_single_core_is_one_core() -> None:
     machine = CheckedMachine(cpu="A", cores=1, os="Linux", gpus=())
     found = Doctor(date="", machine=machine, versions={}, findings=())
     assert in_one_line(printed(render_doctor(found))).startswith("A, 1 core, no GPU: nothing to change")
+
+
+@pytest.mark.parametrize(("letters", "begins"), [(40, 16), (60, 9)])
+def test_the_path_of_a_report_is_not_broken(letters: int, begins: int) -> None:
+    answer = Answer(headline="x", severity="calm", lines=(Line(label="95 % interval", words="y"),))
+    folder = Path("a-" * (letters // 2 - 1) + "b")
+    last = printed(Portable(Group(*answer_block(answer, folder=folder))), width=80).rstrip().splitlines()[-1]
+    assert last == f"{'report':{begins - 1}}{folder}/report.html"

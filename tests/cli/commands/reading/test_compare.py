@@ -112,8 +112,8 @@ def test_wrong_options_are_one_line(tmp_path: Path, arguments: list[str]) -> Non
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     base = _run(tmp_path / "a", 1)
-    for wrong in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InputError, match=r"found no run\.json"):
+    for wrong, found in ((tmp_path, r"no run\.json"), (tmp_path / "none", "no such folder")):
+        with pytest.raises(InputError, match=f"found {found}; expected"):
             _invoke(base, wrong)
 
 

@@ -110,7 +110,7 @@ def test_a_diagnosed_recording_has_figures_but_no_requests(cli: Cli, run: Path, 
 
 def test_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
     refused(cli("export", str(run), "--to", "perfeto"), "found 'perfeto'", "did you mean 'perfetto'?")
-    refused(cli("export", str(tmp_path / "none"), "--to", "csv"), "found no run.json")
+    refused(cli("export", str(tmp_path / "none"), "--to", "csv"), "none: found no such folder; expected")
     refused(cli("export", str(tmp_path / "none"), "--to", "markdown"), "found no result")
     refused(cli("export", str(run), "--to", "parquet", "--out", str(run / "requests.parquet")), "recorded rows")
     refused(cli("export", str(run), "--to", "parquet"), "expected --out FILE")
