@@ -78,12 +78,23 @@ def _with_unit(value: object, unit: str) -> str:
 
 def milliseconds(value: object) -> str:
     """``412 ms``; ``116 s`` from 10 s on, ``27.5 min`` from 10 minutes on."""
-    known = value.bound if isinstance(value, AtLeast) else finite(value)
-    if known is not None:
-        for unit, name in ((60_000, " min"), (1000, " s")):
-            if isinstance(value, int | float) and abs(known) >= 10 * unit:
-                return _with_unit(in_unit(value, unit), name)
-    return _with_unit(value, " ms")
+    unit, name = _unit_of(value.bound if isinstance(value, AtLeast) else finite(value))
+    return _with_unit(in_unit(value, unit) if isinstance(value, int | float) and unit > 1 else value, name)
+
+
+def uncertain_milliseconds(value: object, bounds: object) -> str:
+    """As :func:`milliseconds`, rounded as by :func:`uncertain`."""
+    number, pair = finite(value), interval_bounds(bounds)
+    if number is None:
+        return NONE
+    unit, name = _unit_of(number)
+    return f"{uncertain(number / unit, None if pair is None else [end / unit for end in pair])}{name}"
+
+
+def _unit_of(ms: float | None) -> tuple[float, str]:
+    """The unit in which a duration reads best, in milliseconds, and its name."""
+    units = ((60_000, " min"), (1000, " s"))
+    return next((unit for unit in units if ms is not None and abs(ms) >= 10 * unit[0]), (1, " ms"))
 
 
 def moment(ms: object) -> str:

@@ -20,7 +20,7 @@ from latfix.formatting import (
     share,
     significant,
     tail_words,
-    uncertain,
+    uncertain_milliseconds,
     visible,
 )
 from latfix.reports.vocabulary import cause_words
@@ -131,10 +131,10 @@ def excess_words(diagnosis: Diagnosis) -> str:
         return f"The recording's only {unit} takes {taken}; there is no other to compare it with"
     mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
     bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
+    taken, excess = (uncertain_milliseconds(ms, bounds) for ms in (mean, diagnosis.excess_ms))
     return (
-        f"The {tail_words(diagnosis.percentile)} of {unit}s take {uncertain(mean, bounds)} ms on average: "
-        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet {unit}, which nothing delays "
-        f"({milliseconds(diagnosis.reference_ms)})"
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {taken} on average: {excess} (the excess) more than "
+        f"a quiet {unit}, which nothing delays ({milliseconds(diagnosis.reference_ms)})"
     )
 
 
