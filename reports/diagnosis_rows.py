@@ -261,10 +261,14 @@ def closing_advice(diagnosis: Diagnosis) -> str:
             "Too much of the tail is unexplained to name its cause: use a log with more columns (queue, "
             "dependencies, sizes: --map), or spans."
         )
-    if diagnosis.verdict == "inconclusive" and (largest := _largest_known(diagnosis)):
-        return f"Record a longer run, which decides whether it is {largest}."
     if diagnosis.verdict == "inconclusive":
-        return "This run does not show the cause of the tail: record a longer one."
+        replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
+        longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
+        largest = _largest_known(diagnosis)
+        decides = (
+            f"that decides whether it is {largest}" if largest else "this run does not show the cause of the tail"
+        )
+        return f"{longer}: {decides}."
     if cause_advice(diagnosis):
         return ""
     return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")

@@ -126,6 +126,9 @@ def test_a_longer_run_is_advised_for_a_cause_that_is_most_of_the_tail(
     known = replace(next(each for each in ordinary[1].causes if each.cause != "unexplained"), tail_share=share)
     found = replace(ordinary[1], verdict="inconclusive", causes=(known,), source=None, service=None, lost=())
     assert words.format(known.cause) in closing_advice(found)
+    assert closing_advice(found).startswith("Replay for longer (--repeat 3): ")
+    recorded = replace(found, source=Source(kind="spans", path="spans.json"))
+    assert closing_advice(recorded).startswith("Record for longer: ")
 
 
 def test_a_part_that_a_newer_version_names_is_shown_by_its_name(ordinary: Session) -> None:
