@@ -201,7 +201,7 @@ OPTIONS: list[tuple[tuple[object, ...], str]] = [
     (("--json", "no/such/folder/d.json"), "--json"),
     (("--json", "w"), "--json"),
     (("--json", "a" * 5000), "--json"),
-    (("--baseline", "nothing"), "run.json"),
+    (("--baseline", "nothing"), "no such folder"),
     (("--speeed", "2"), "--speeed"),
     (("--speed",), "--speed"),
     (("--json",), "--json"),
