@@ -108,7 +108,7 @@ def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
         [1, 2, 3],
         np.ones(3),
         np.array(1.0),
-        object(),
+        pytest.param(object(), id="object"),
         "ab",
         3.0,
         (torch.ones(2), torch.ones(3)),
