@@ -160,8 +160,6 @@ def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
     [
         lambda x: x[:0],
         lambda x: torch.cat([x, x]),
-        lambda x: str(x),
-        lambda x: x.sum(),
         lambda x: (x, x[:1]),
         lambda x: {"a": x, "b": 3},
         lambda x: [x] * 9,
