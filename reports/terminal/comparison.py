@@ -59,11 +59,16 @@ def render_comparison(comparison: Comparison, *, folder: Path | None = None, ver
 
 
 def render_optimization(
-    found: Optimization, *, folder: Path | None, workload_argument: str | None = None, verbose: bool = False
+    found: Optimization,
+    *,
+    folder: Path | None,
+    plan_folder: Path | None = None,
+    workload_argument: str | None = None,
+    verbose: bool = False,
 ) -> RenderableType:
     """An optimization: before and after, what was tried, the plan; the answer is last.
 
-    :param folder: of plan, records and report; ``None`` if nothing was kept.
+    :param folder: of the report; ``None`` if there is none. ``plan_folder`` of the plan, if that is elsewhere.
     :param workload_argument: the workload as a user types it; ``None`` for its name.
     :param verbose: with every considered fix and its reason.
     """
@@ -78,7 +83,8 @@ def render_optimization(
     parts += [Text(words, style="dim")] if words and verbose else []
     parts += _plan(found)
     parts += _untried(untried_of(found.steps), verbose=verbose)
-    path = found.plan if folder is None else str(folder / found.plan)
+    kept = plan_folder or folder
+    path = found.plan if kept is None else str(kept / found.plan)
     answer = optimization_answer(found, workload=workload_argument or found.workload, plan=path)
     return Portable(Group(*parts, *answer_block(answer, folder=folder)))
 

@@ -182,7 +182,9 @@ def _rendered(result: Document, folder: Path | None, runs: Path, *, verbose: boo
         case Optimization():
             baseline = _record(result, "baseline", runs)
             typed = None if baseline is None else workload_argument(baseline.meta)
-            return comparison.render_optimization(result, folder=folder, workload_argument=typed, verbose=verbose)
+            return comparison.render_optimization(
+                result, folder=folder, plan_folder=runs, workload_argument=typed, verbose=verbose
+            )
         case Trial():
             return trial.render_trial(result, folder=folder)
         case Sweep():

@@ -108,9 +108,11 @@ def test_the_next_step_of_an_optimization_names_the_workload_of_its_baseline(
     shutil.copy(FOLDER / "optimization.json", folder)
     shutil.move(tmp_path / "run-1", folder / "baseline")
     meta = json.loads((folder / "baseline" / "run.json").read_text())
-    _, out, _ = cli("report", folder)
-    step = "".join(out.partition("next step")[2].split())
-    assert step.startswith(f"latfixdiagnose{meta['workload_folder']}".replace(" ", ""))
+    for elsewhere in ((), ("--out", tmp_path / "page")):
+        _, out, _ = cli("report", folder, *elsewhere)
+        step = "".join(out.partition("next step")[2].split()).partition("plan.tomlreport")
+        typed = f"latfixdiagnose{meta['workload_folder']}".replace(" ", "")
+        assert step[0].startswith(typed) and step[0].endswith(f"{folder}/"), "the plan is beside the result"
 
 
 def test_the_file_of_a_run_stands_for_its_folder(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
