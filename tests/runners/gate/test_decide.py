@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -24,6 +25,7 @@ from latfix.runners.gate.decide import Decision, check, decide, with_causes
 from latfix.runners.gate.paired_rounds import Round
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
+from tests.profilers.samples import add_samples
 from tests.records import build_record, zeros
 
 
@@ -127,6 +129,24 @@ def test_late_rounds_do_not_count() -> None:
         " rounds are left out: something else" in note and note.startswith("3 of ") for note in found.comparison.notes
     )
     assert decided(Service(late=100)).comparison is None
+
+
+def test_rounds_with_a_neighbor_beside_one_service_do_not_count() -> None:
+    """It slows the unchanged service ten times in every third round."""
+    at = np.arange(5) * 10**9
+
+    class Disturbed(Service):
+        def rounds(self) -> Iterator[Round]:
+            for found in super().rounds():
+                hog = float(self.made % 3 == 0)
+                rows = {**found.new.requests, "latency_ns": found.new.requests["latency_ns"] * int(1 + 9 * hog)}
+                spent = (at, hog * at.clip(max=10**9))
+                series = {"other.all.spent_ns": spent, "other.7.stress.spent_ns": spent}
+                yield Round(found.base, add_samples(replace(found.new, requests=rows), series))
+
+    found = decided(Disturbed())
+    assert outcome(found) == [True, True] and found.comparison is not None
+    assert any("left out: other processes used more" in note for note in found.comparison.notes)
 
 
 def test_an_interruption_keeps_complete_rounds() -> None:
