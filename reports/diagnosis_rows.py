@@ -258,8 +258,8 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return f"First fix what the lost {unit}s waited for, then what makes the others slow."
     if diagnosis.verdict == "inconclusive" and diagnosis.source is not None and diagnosis.source.kind == "requests":
         return (
-            "Too much of the tail is unexplained to name its cause: use a log with more columns (queue, "
-            "dependencies, sizes: --map), or spans."
+            "Too much of the tail is unexplained to name its cause: use a log with finer times or more "
+            "columns (queue, dependencies, sizes: --map), or spans."
         )
     if diagnosis.verdict == "inconclusive":
         replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
