@@ -143,7 +143,8 @@ class ServerLog:
             time.sleep(_AGAIN_S)
         if failure is not None:
             again = f"latfix report {record.folder} --server-log FILE joins another"
-            raise InputError(f"{failure.message}; the run is kept: {again}") from failure
+            message = failure.message.replace("--map", "--server-map")
+            raise InputError(f"{message}; the run is kept: {again}") from failure
         return open_record(record.folder)
 
 

@@ -123,8 +123,6 @@ def _unknown(recorded: Recorded) -> InputError:
         )
     if recorded.path.is_file() and (model := misnamed(recorded.path)):
         return InputError(f"{recorded.path}: found {model}")
-    if recorded.head[257:262] == b"ustar":
-        return InputError(f"{recorded.path}: found a tar archive; unpack it")
     if advice := next((text for pattern, text in _ADVICE if pattern.search(recorded.head)), ""):
         return InputError(f"{recorded.path}: found {advice}")
     return InputError(

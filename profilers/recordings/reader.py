@@ -91,9 +91,12 @@ def recorded_at(path: Path) -> Recorded:
             files = tuple(_files(path, _DEEPEST))[:_MOST_FILES]
             return Recorded(path=path, inside=tuple(Recorded(path=file, head=_head(file)) for file in files))
         check_regular(path, "a recording")
-        return Recorded(path=path, head=_head(path))
+        head = _head(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a recording") from error
+    if head[257:262] == b"ustar":  # the log in it would be read as one, with the archive's headers as lines
+        raise InputError(f"{path}: found a tar archive; unpack it")
+    return Recorded(path=path, head=head)
 
 
 def damaged(path: Path, what: str, reason: object, *, todo: str = "record it again, or copy it again") -> NoReturn:

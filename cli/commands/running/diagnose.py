@@ -51,7 +51,7 @@ def diagnose(
 
     A service at an address (http://, https://, or grpc://HOST:8001/v2/models/NAME/infer for Triton) is observed from
     the client side, and with --pid also through the kernel's counters. A recording of a device or of requests is
-    diagnosed without a replay.
+    diagnosed without a replay; if a log's columns have unusual names, --map latency_ms=COLUMN identifies them.
     """
     from latfix.cli.shared import recording_flow
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates, with_rounds

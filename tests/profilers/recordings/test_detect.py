@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,15 @@ def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match="latfix report"):
         detect.diagnose_recording(tmp_path, ReadOptions())
+
+
+def test_an_archive_is_not_read_as_the_log_in_it(tmp_path: Path) -> None:
+    log = b"".join(b"arrival_s,latency_ms\n" if not k else b"%d,%d\n" % (k, k) for k in range(200))
+    (tmp_path / "a.csv").write_bytes(log)
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "a.csv", "a.csv")
+    with pytest.raises(InputError, match="a tar archive; unpack it"):
+        detect.diagnose_recording(tmp_path / "a.tgz", ReadOptions())
 
 
 def test_pipes_are_refused(tmp_path: Path) -> None:
