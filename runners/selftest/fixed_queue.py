@@ -6,6 +6,9 @@ Service begins when the server is free and all its requests have arrived, plus t
 that (a batch window, a late wake-up). With one prepare thread and batches of one this is Lindley's recursion, and
 exact; with the measured service times it reproduces the measured waits.
 
+With several prepare threads, requests overtake one that is slow there. Without its fault it would be served before
+them: batches of one are therefore served in the order in which they are enqueued.
+
 With larger batches, a request that arrives earlier than recorded need not wait for its recorded batch: it begins with
 the first batch that has room or that takes a later request, or, if a worker is idle, after the batch window.
 """
@@ -23,6 +26,8 @@ from latfix.run_record.run_record import RunRecord
 Ints = npt.NDArray[np.int64]
 #: Assumed number of operators of equal length in the model.
 _OPERATORS = 16
+#: Two requests that are enqueued within this time may be served in either order.
+_TOGETHER_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class FixedQueue:
     :param operator_ns: half the duration of a typical operator of the model: how long a thread in the model still
         runs after another thread took the interpreter lock.
     :param most: maximum batch size; ``workers``: their number; ``window``: the batch window.
+    :param first_come: batches closed in the order in which they were enqueued: none overtook others in the queue.
     """
 
     rows: Ints
@@ -57,6 +63,7 @@ class FixedQueue:
     most: int
     workers: int
     window: int
+    first_come: bool
 
     def waits(self, handed_less: Ints, prepare_less: Ints, service_less: Ints) -> Ints:
         """``(m,)`` waits before prepare and before the batch, with lag and work reduced by the arguments."""
@@ -68,15 +75,17 @@ class FixedQueue:
         )
         enqueued = np.array(prepared, dtype=np.int64)
         last = self.last_enqueued(enqueued)
-        ends, _ = _series(
-            last.tolist(), self.worker.tolist(), (self.service - service_less).tolist(), self.hold.tolist()
-        )
-        closed = np.array(ends, dtype=np.int64) - (self.service - service_less)
+        service = self.service - service_less
+        in_order = self.most == 1 and self.first_come
+        order = np.argsort(last, kind="stable") if in_order else np.arange(len(last))
+        ends = np.empty_like(service)
+        ends[order] = _series(*(part[order].tolist() for part in (last, self.worker, service, self.hold)))[0]
+        closed = ends - service
         inside = self.batch >= 0
         total = np.array(waited, dtype=np.int64)
         begun = closed[self.batch[inside]]
         if self.most > 1:
-            begun = np.minimum(begun, self._sooner(np.flatnonzero(inside), enqueued, last, closed, np.array(ends)))
+            begun = np.minimum(begun, self._sooner(np.flatnonzero(inside), enqueued, last, closed, ends))
         total[inside] += begun - enqueued[inside]
         return total
 
@@ -163,10 +172,12 @@ def fixed_queue(record: RunRecord) -> FixedQueue:
         most=settings.max_batch_size,
         workers=settings.workers,
         window=int(settings.batch_window_ms * 1e6),
+        first_come=True,
     )
     last = queue.last_enqueued(queue.enqueued)
     last = np.where(last == np.iinfo(np.int64).min, closed, last)
-    return replace(queue, hold=_holds(last, queue.worker, closed, finished))
+    first_come = bool((np.diff(last) > -_TOGETHER_NS).all())
+    return replace(queue, hold=_holds(last, queue.worker, closed, finished), first_come=first_come)
 
 
 def _holds(arrivals: Ints, servers: Ints, begun: Ints, ended: Ints) -> Ints:

@@ -160,3 +160,20 @@ def test_an_earlier_request_takes_the_place_of_a_later_one(simulate: Simulate) -
     begun = rows["arrival_ns"] + rows["prepare_ns"] + rows["queue_ns"]
     sooner = queue.waits(nothing, less, service)[1] + rows["arrival_ns"][1] + rows["prepare_ns"][1] - MS // 2
     assert sooner < begun[1]
+
+
+def test_without_its_fault_a_request_is_served_before_those_that_overtook_it(simulate: Simulate) -> None:
+    # GIVEN a request that sleeps in its prepare thread, while another thread prepares two later ones
+    run = simulate([0, 10, 20], batches=[[1], [2], [0]], prepare_faults={0: ("external.dependency", 40)})
+    at = np.array([0, 10, 20]) * MS
+    prepare = np.array([41, 1, 1]) * MS
+    queue = replace(
+        fixed_queue(run.record), handed=at, prepare=prepare, enqueued=at + prepare, thread=np.array([0, 1, 1])
+    )
+    queue = replace(queue, prepare_hold=np.zeros(3, np.int64), hold=np.zeros(3, np.int64), workers=1, most=1)
+    nothing, less = np.zeros(3, np.int64), np.array([40, 0, 0]) * MS
+    # THEN nobody waits, neither as recorded nor without the sleep
+    assert queue.waits(nothing, nothing, nothing).tolist() == [0, 0, 0]
+    assert queue.waits(nothing, less, nothing).tolist() == [0, 0, 0]
+    # unless the queue has an order of its own
+    assert replace(queue, first_come=False).waits(nothing, less, nothing)[0] > 20 * MS
