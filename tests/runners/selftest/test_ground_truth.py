@@ -170,7 +170,9 @@ def test_without_its_fault_a_request_is_served_before_those_that_overtook_it(sim
     queue = replace(
         fixed_queue(run.record), handed=at, prepare=prepare, enqueued=at + prepare, thread=np.array([0, 1, 1])
     )
-    queue = replace(queue, prepare_hold=np.zeros(3, np.int64), hold=np.zeros(3, np.int64), workers=1, most=1)
+    queue = replace(
+        queue, most=1, prepare_hold=np.zeros(3, np.int64), hold=np.zeros(3, np.int64), first_come=True, workers=1
+    )
     nothing, less = np.zeros(3, np.int64), np.array([40, 0, 0]) * MS
     # THEN nobody waits, neither as recorded nor without the sleep
     assert queue.waits(nothing, nothing, nothing).tolist() == [0, 0, 0]
