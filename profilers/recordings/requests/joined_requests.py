@@ -29,7 +29,6 @@ from latfix.run_record.schema import SERVER_EVENT
 from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.sent_ids import sent_id, trace_of
 
-_ID = re.compile(r"(x_)?((http_)?(request|req|correlation|trace)_?)?(id|parent)|trace", re.I)
 _QUEUE = re.compile(r"(^|[^a-z])queue(d|ing)?($|[^a-z])", re.I)
 #: Parts of a row that are stages of the service's own work.
 _OWN = ("prefill", "compute", "decode")
@@ -134,7 +133,7 @@ def _read(path: Path, sent: _Sent, options: ReadOptions) -> tuple[dict[int, _Ser
     """Requests of the run in a recording by index, the number of all in it, and a note on unread columns."""
     spans = None if options.pattern else read_spans(path)
     if spans is None:
-        return _best(path, [_of_table(table, sent) for table in _tables(path, options)], sent)
+        return _best(path, [_of_table(table, sent) for table in _tables(path, sent, options)], sent)
     choices = [_of_spans(spans, sent)]
     if otlp_spans.are_engine_spans(spans):
         choices.insert(0, _of_table(otlp_spans.requests_of(spans), sent))
@@ -161,18 +160,16 @@ def _best(path: Path, choices: Sequence[_Found], sent: _Sent) -> tuple[dict[int,
     )
 
 
-def _tables(path: Path, options: ReadOptions) -> Iterator[RequestTable]:
-    """The requests of a log, once for each column that may be the id."""
-    given = any(one.startswith("id=") for one in options.mapping)
-    by_column = not given and not options.pattern and mapped_log.knows(recorded_at(path).head)
-    columns = (
-        [name for name in mapped_log.columns_of(path) if _ID.fullmatch(mapped_log.bare(name))] if by_column else []
-    )
-    if len(columns) < 2:
+def _tables(path: Path, sent: _Sent, options: ReadOptions) -> Iterator[RequestTable]:
+    """The requests of a log, once for each column that has ids of the run, whatever its name."""
+    columns: tuple[str, ...] = ()
+    given = options.pattern or any(one.startswith("id=") for one in options.mapping)
+    if not given and mapped_log.knows(recorded_at(path).head):
+        columns = mapped_log.columns_with(path, lambda text: sent.find(text) is not None)
+    for name in columns:
+        yield read_requests(path, replace(options, mapping=(*options.mapping, f"id={name}")))
+    if not columns:
         yield read_requests(path, options)
-    else:
-        for name in columns:
-            yield read_requests(path, replace(options, mapping=(*options.mapping, f"id={name}")))
 
 
 def _of_table(table: RequestTable, sent: _Sent) -> _Found:

@@ -32,7 +32,7 @@ from latfix.profilers.recordings.requests.request_accounts import account_for_re
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, RequestTable
 from latfix.profilers.recordings.requests.row_checks import with_checked_rows
 from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable, roots_of
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.censored import Outcomes
@@ -97,9 +97,14 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
         notes.append(f"{counted(without, 'request')} ended ok without a valid latency: left out.")
     if cancelled:
         notes.append(f"{cancelled:,} requests were cancelled by their client: they are not counted as latencies.")
-    if lost > _MANY_LOST * len(table):
-        notes.append(f"{lost:,} requests did not end ok; the causes explain the {ok:,} that did.")
-    return replace(table, notes=tuple(notes))
+    return replace(table, notes=(*notes, *_on_lost(lost, ok)))
+
+
+def _on_lost(lost: int, ok: int) -> tuple[str, ...]:
+    """A note if many requests did not end ok."""
+    if lost <= _MANY_LOST * (lost + ok):
+        return ()
+    return (f"{lost:,} requests did not end ok; the causes explain the {ok:,} that did.",)
 
 
 def _reader(
@@ -155,17 +160,21 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
     spans = read(path)
     if otlp_spans.are_engine_spans(spans):
         return diagnose_table(otlp_spans.requests_of(spans), path, options)
-    accounts = account_for_spans(spans)
-    if not len(accounts.latency_ns):
+    roots = roots_of(spans)
+    if not len(roots):
         raise input_error(path, None, "spans without a request", "a span without a parent for each request")
-    failed = int(np.count_nonzero(spans.failed[spans.parent == -1]))
+    accounts = account_for_spans(spans)
+    failed = int(np.count_nonzero(spans.failed[roots]))
+    ok, length_ns = len(roots) - failed, (spans.end_ns - spans.start_ns)[roots]
     facts = {**spans.facts, "spans": len(spans), "services": len(set(spans.service.tolist()))}
     described = findings.RecordingFacts(
         source=Source(kind="spans", path=str(path), read=facts),
-        statuses={"ok": len(accounts.latency_ns) - failed, "error": failed, "timeout": None, "shed": None},
-        offered_ns=accounts.arrival_ns,
+        statuses={"ok": ok, "error": failed if spans.has_status else None, "timeout": None, "shed": None},
+        offered_ns=spans.start_ns[roots],
         workload=_name(path),
+        outcomes=Outcomes.of(length_ns, np.where(spans.failed[roots], Status.ERROR, Status.OK)) if failed else None,
     )
+    accounts = replace(accounts, notes=(*accounts.notes, *_on_lost(failed, ok)))
     return findings.diagnose_accounts(accounts, described, options.percentile, options.seed)
 
 

@@ -187,12 +187,10 @@ def route_of(request: str) -> str:
     return NUMBER_IN_PATH.sub("/*", request.partition("?")[0])
 
 
-def epoch_unit(typical: float) -> int:
-    """Nanoseconds of the unit of times since 1970, guessed from a typical one; seconds for small numbers."""
-    for unit, bound in ((1, 1e17), (1_000, 1e14), (1_000_000, 1e11)):
-        if typical > bound:
-            return unit
-    return 1_000_000_000
+def epoch_units(times: Any) -> Any:
+    """Nanoseconds of the unit of each time since 1970, guessed from its size; seconds for small numbers."""
+    units = np.where(times > 1e11, 1_000_000, 1_000_000_000)
+    return np.where(times > 1e17, 1, np.where(times > 1e14, 1_000, units))
 
 
 def instant_ns(text: str) -> int:

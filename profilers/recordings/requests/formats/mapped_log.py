@@ -40,7 +40,7 @@ from latfix.profilers.recordings.requests.text_source import (
     BadLines,
     begins_with_object,
     decimals_ns,
-    epoch_unit,
+    epoch_units,
     flat,
     instants_ns,
     json_document,
@@ -78,7 +78,7 @@ _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", r
 _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
 _STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
-_ID = re.compile(r"(request_?)?id|x_request_id|trace_?id", re.I)
+_ID = re.compile(r"(x_)?((http_)?(request|req|correlation|trace)_?)?id", re.I)
 _USER = re.compile(r"(user|session|client|vu|customer)(_?(id|name))?", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
@@ -111,7 +111,8 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
      {"latency_ns": "Duration", "arrival": "StartUTC", "status": "DownstreamStatus", "route": "RequestPath",
       "origin_ns": "OriginDuration", "size": "RequestContentSize"}),
     ({"dyno", "connect", "service"},
-     {"latency_ms": "service", "end": "line_time", "status": "status", "route": "path", "connect_ms": "connect"}),
+     {"latency_ms": "connect + service", "end": "line_time", "status": "status", "route": "path",
+      "connect_ms": "connect"}),
     ({"@t", "Elapsed"},
      {"latency_ms": "Elapsed", "end": "@t", "status": "StatusCode", "route": "RequestPath"}),
     ({"responseTime", "res.statusCode"},
@@ -126,6 +127,8 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
 _SPAN = re.compile(r"([0-9.]+) ?(h|ms|µs|μs|us|ns|m|s)")
 _SPAN_NS = {**UNITS_NS, "µs": 1_000, "μs": 1_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
 _ANSWERED, _NO_ANSWER = (re.compile(rf"\s*{code}(\.0)?\s*") for code in ("2[0-9]{2}", "0+"))
+#: A code of HTTP, and the reason that may follow it.
+_CODE = re.compile(r"([1-5][0-9]{2})(\.0)?(\s.*)?")
 _OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
@@ -148,12 +151,14 @@ class Role:
     """The role of a column or expression.
 
     :param unit_ns: of times; ``None`` to guess it from the size of the numbers.
+    :param sized: the unit was guessed so: of times since 1970, each number has that of its own size.
     :param by_name: the column's name was recognized; nobody gave its role.
     """
 
     name: str
     source: Expression | str
     unit_ns: int | None = None
+    sized: bool = False
     by_name: bool = False
 
     @property
@@ -178,9 +183,16 @@ def _is_latency(name: str) -> bool:
     return _LATENCY.fullmatch(bare(name)) is not None and _unit(name) is not None
 
 
-def columns_of(path: Path) -> tuple[str, ...]:
-    """The names of a log's columns, as far as its first rows have them."""
-    return tuple(_header(path)[1])
+def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
+    """The names of the columns that have a text that fits, where the first one is; empty if none has."""
+    by_line, first_values = _header(path)
+    names, bad = tuple(first_values), BadLines(path, EXPECTED_ROW)
+    for block, _ in _json_blocks(path, names, bad) if by_line else _csv_blocks(path, names, names, bad):
+        cells = ((name, map(_plain, block[name])) for name in names)
+        found = tuple(name for name, each in cells if any(isinstance(cell, str) and fits(cell) for cell in each))
+        if found:
+            return found
+    return ()
 
 
 def read(path: Path, mapping: Sequence[str]) -> RequestTable:
@@ -341,7 +353,11 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
     taken = {role.name for role in roles}
     for known, meaning in _WRITERS:
         if known <= set(names):
-            usual = [_mapped(path, name, column, names) for name, column in meaning.items() if column in names]
+            usual = [
+                _mapped(path, name, column, names)
+                for name, column in meaning.items()
+                if column in names or " + " in column  # of columns that identify the writer
+            ]
             roles += [role for role in usual if role.name not in taken]
             taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
@@ -381,10 +397,12 @@ def _is_logged(column: str, names: Sequence[str]) -> bool:
 
 
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
-    """The role with nanoseconds as unit if its values are written with units; else unmodified."""
-    value = columns.get(role.source) if isinstance(role.source, str) else None
-    is_time = role.unit_ns is not None or role.name in _TIMES
-    return replace(role, unit_ns=1) if is_time and isinstance(value, str) and math.isfinite(_span_ns(value)) else role
+    """The role with nanoseconds as unit if it has none and its values are written with units; else unmodified."""
+    if role.unit_ns is not None or role.name not in _TIMES:
+        return role
+    values = [value for name in role.columns if (value := columns.get(name)) not in (None, "")]
+    written = [isinstance(value, str) and math.isfinite(_span_ns(value)) for value in values]
+    return replace(role, unit_ns=1) if written and all(written) else role
 
 
 def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
@@ -561,25 +579,32 @@ def _values(role: Role, block: Mapping[str, Any]) -> Any:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
         texts = ["" if word is None else str(word) for word in words]
-        if role.name == "status":
-            return statuses_of(texts)
-        routes = {word: route_of(word) for word in set(texts)} if role.name == "route" else {}
-        return np.array([routes.get(word, word) for word in texts], dtype=object)
+        few = set(texts) if role.name in ("route", "status") else ()
+        alike = {word: route_of(word) if role.name == "route" else word for word in few}
+        return np.array([alike.get(word, word) for word in texts], dtype=object)
     if role.name in _MOMENTS and isinstance(role.source, str) and not len(_few_numbers(role, block)):
         return instants_ns(block[role.columns[0]])
     numbers = _numbers_of(role, block)
-    scaled = _scaled(role, numbers)
+    units = _units(role, numbers)
+    scaled = _scaled(role, numbers, units)
     if role.name not in _MOMENTS or not isinstance(role.source, str) or numbers.dtype == np.int64:
         return scaled
-    exact = decimals_ns(block[role.source], role.unit_ns or UNITS_NS["s"])
-    return np.where((exact >= 0) & (scaled != UNKNOWN), exact, scaled)
+    unit = role.unit_ns or UNITS_NS["s"]
+    exact = decimals_ns(block[role.source], unit)
+    return np.where((exact >= 0) & (scaled != UNKNOWN) & (units == unit), exact, scaled)
 
 
 def _numbers_of(role: Role, block: Mapping[str, Any]) -> Any:
-    """The numbers of a role's column or expression."""
+    """The numbers of a role's column or expression, in the role's unit."""
+    unit = role.unit_ns or 1
     if isinstance(role.source, str):
-        return _numbers(block[role.source])
-    return role.source.of_columns({name: _numbers(block[name]).astype(np.float64) for name in role.columns})
+        return _numbers(block[role.source], unit)
+    return role.source.of_columns({name: _numbers(block[name], unit).astype(np.float64) for name in role.columns})
+
+
+def _units(role: Role, numbers: Any) -> Any:
+    """Nanoseconds of the unit of a role's numbers, one for all or one for each."""
+    return epoch_units(numbers) if role.sized else role.unit_ns or UNITS_NS["s"]
 
 
 def _few_numbers(role: Role, block: Mapping[str, Any]) -> Any:
@@ -593,14 +618,15 @@ def _with_unit(role: Role, block: Mapping[str, Any]) -> Role:
     """The role with the unit of times that are numbers: the same in all blocks, and not that of a wrong one."""
     if role.name not in _MOMENTS or role.unit_ns is not None or not len(few := _few_numbers(role, block)):
         return role
-    return replace(role, unit_ns=epoch_unit(float(np.median(few))))
+    typical = float(np.median(few))
+    unit = int(epoch_units(typical))
+    return replace(role, unit_ns=unit, sized=typical * unit >= _LEAST_SINCE_1970)
 
 
-def _scaled(role: Role, numbers: Any) -> Any:
+def _scaled(role: Role, numbers: Any, unit: Any) -> Any:
     """Times in whole nanoseconds, :data:`UNKNOWN` if invalid; features, NaN if they are no finite number."""
     if role.unit_ns is None and role.name not in _MOMENTS:
         return np.where(np.isfinite(numbers), numbers, np.nan)
-    unit = role.unit_ns or UNITS_NS["s"]
     most = LATEST_NS if role.name in _MOMENTS else LONGEST_NS
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(numbers) | (numbers < 0) | (numbers > most // unit)
@@ -609,8 +635,11 @@ def _scaled(role: Role, numbers: Any) -> Any:
     return np.where(bad, UNKNOWN, scaled)
 
 
-def _numbers(column: Any) -> Any:
-    """Numbers, as integers if all are whole: a float does not hold nanoseconds since 1970 exactly."""
+def _numbers(column: Any, unit_ns: int) -> Any:
+    """Numbers, as integers if all are whole: a float does not hold nanoseconds since 1970 exactly.
+
+    :param unit_ns: the unit to which durations with one of their own are converted.
+    """
     if hasattr(column, "to_pylist"):
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -624,16 +653,16 @@ def _numbers(column: Any) -> Any:
         column = column.to_pylist()
     if all(type(value) is int and abs(value) < 1 << 62 for value in column):
         return np.array(column, np.int64)
-    return np.array([_number(value) for value in column])
+    return np.array([_number(value, unit_ns) for value in column])
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, unit_ns: int) -> float:
     if isinstance(value, bool) or value is None:
         return float("nan")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        return _span_ns(value) if isinstance(value, str) else float("nan")
+        return _span_ns(value) / unit_ns if isinstance(value, str) else float("nan")
 
 
 def _span_ns(text: str) -> float:
@@ -659,7 +688,7 @@ def _usable(values: Mapping[str, Any]) -> Any:
     """True for rows with the times they need; a request that did not end ok needs no latency and no end."""
     good = _latency(values) >= 0
     if "status" in values:
-        good = good | (values["status"] != Status.OK)
+        good = good | (statuses_of(values["status"]) != Status.OK)
     needed = next((values[name] for name in _MOMENTS if name in values), None)
     return good if needed is None else good & (needed >= 0)
 
@@ -680,7 +709,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
     return RequestTable(
         arrival_ns=arrival,
         latency_ns=latency,
-        status=columns.get("status", np.zeros(len(latency), np.int8)),
+        status=statuses_of(columns["status"]) if "status" in columns else np.zeros(len(latency), np.int8),
         parts=parts,
         first_ns=columns.get("first"),
         features=features,
@@ -745,6 +774,6 @@ def statuses_of(words: Sequence[str]) -> npt.NDArray[np.int8]:
 
 
 def _status(word: str) -> int:
-    if re.fullmatch(r"[1-5][0-9]{2}(\.0)?", word):
-        return http_status(int(float(word)))
+    if code := _CODE.fullmatch(word):
+        return http_status(int(code[1]))
     return Status.OK if word in _OK else _ENDS.get(word, Status.ERROR)

@@ -29,7 +29,7 @@ from latfix.profilers.recordings.requests.text_source import (
     BadLines,
     begins_with_object,
     entry_of,
-    epoch_unit,
+    epoch_units,
     flat,
     instant_ns,
     json_document,
@@ -50,6 +50,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "end": ("endtimeunixnano", "endns", "endtime", "endtimestamp", "end", "endus"),
     "duration": ("durationns", "durationus", "durationms", "duration"),
     "kind": ("spankind", "kind"),
+    "failed": ("error",),
 }  # fmt: skip
 _NEEDED = {"trace", "span", "service", "start"}
 #: Before the first span in a list, a list of lists, or an answer of Datadog's search.
@@ -59,6 +60,7 @@ _PARENT = re.compile(rb'"(?:[^"]*[._])?parent_?(?:span_?)?id"', re.I)
 _POD = re.compile(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$|-[0-9]{1,3}$")
 _UNIT_NAMES = {1: "ns", 1_000: "us", 1_000_000: "ms", 1_000_000_000: "s"}
 _CALLS = ("client", "producer")
+_NO_ERROR = ("", "0", "0.0", "false", "no", "none", "null", "nan")
 #: Added to the id of a server's span that shares its client's.
 _SERVER = "/server"
 _ROOTS = ("", "root", "0", "none", "null", "nan", "-1", "0000000000000000")
@@ -110,11 +112,11 @@ def read(path: Path) -> SpanTable:
         length, unit = _times(path, frame[columns["duration"]], columns["duration"], unit)
         end = start + length
     rows, pods = SpanRows(), columns["service"].lower().startswith("pod")
-    names = ("trace", "span", "parent", "service", "operation", "kind")
+    names = ("trace", "span", "parent", "service", "operation", "kind", "failed")
     cells = {name: frame[columns[name]].tolist() if name in columns else [""] * len(frame) for name in names}
     _part_shared(cells)
     spans = zip(*cells.values(), start.tolist(), end.tolist(), strict=True)
-    for line, (trace, span, parent, service, operation, kind, begin, over) in enumerate(spans, 2):
+    for line, (trace, span, parent, service, operation, kind, error, begin, over) in enumerate(spans, 2):
         with entry_of(path, "a span", _EXPECTED, None if is_json else line):
             rows.add(
                 trace=trace,
@@ -125,10 +127,11 @@ def read(path: Path) -> SpanTable:
                 start_ns=begin,
                 end_ns=over,
                 calls=kind.lower().endswith(_CALLS),
+                failed=error.lower() not in _NO_ERROR,
             )
     lengths = {"durations are in": _UNIT_NAMES[unit]} if "end" not in columns else {}
     table = rows.table(format=NAME, **lengths)
-    return replace(table, notes=(*table.notes, *bad.notes()))
+    return replace(table, notes=(*table.notes, *bad.notes()), has_status="failed" in columns)
 
 
 def _part_shared(cells: Mapping[str, list[str]]) -> None:
@@ -213,7 +216,8 @@ def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple
             with entry_of(path, f"{text!r} in {name!r}", "a number, or a date in ISO 8601", line):
                 result.append(instant_ns(text))
         return np.array(result, np.int64), 1
-    unit = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name) or unit or epoch_unit(numbers.median())
+    named = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name)
+    unit = named or unit or int(epoch_units(numbers.median()))
     bad = np.flatnonzero(~(np.abs(numbers.to_numpy(np.float64)) <= LATEST_NS // unit))
     if len(bad):
         where = f"{column.iloc[int(bad[0])]!r} in {name!r}"

@@ -41,6 +41,8 @@ _LINE_TIME, _LINE_STARTS = "line_time", r"^(?P<quoted>\d{4}-\d\d-\d\d[T ][\d:.,]
 _FIELDS = "#Fields:"
 #: A terminal's codes of colors.
 _COLORS = re.compile(rb"\x1b\[[0-9;]*m")
+#: A cell of CSV, which may hold commas between quotes.
+_CELL = r'(?:"(?:[^"]|"")*"|[^",]*)'
 _WRITTEN_AT = ("time", "ts", "timestamp", _LINE_TIME)
 _STARTS = {"start", "start_time", "started_at", "arrival"}
 
@@ -67,13 +69,17 @@ _FORMATS: tuple[_Format, ...] = (
         r'(?P<latency_ms>\d+) (?P<status>-?\d+) \+?(?P<response_bytes>\d+) .*?"(?P<route>[A-Z]+ [^ "]+)',
         {"receive_ms": "receive_ms", "connect_ms": "connect_ms"},
     ),
-    # Seconds until the request was sent to the target, until its answer began, and until that was passed on; the end.
-    _Format(
-        "an AWS load balancer",
-        r"^(?:\w+ )?(?P<end>\d{4}-\d\d-\d\dT[\d:.]+Z) \S+ \S+:\d+ \S+ "
-        r"(?P<request_s>-?[\d.]+) (?P<target_s>-?[\d.]+) (?P<response_s>-?[\d.]+) "
-        r'(?P<status>\d+|-) \S+ (?P<request_bytes>\d+) \d+ "(?P<route>[A-Z-]+ [^ "]+)',
-        {"latency_s": "request_s+target_s+response_s", "balancer_s": "request_s+response_s"},
+    # Seconds until the request was sent to the target, until its answer began, and until that was passed on. The end;
+    # of a classic balancer, whose lines do not begin with a protocol, the arrival.
+    *(
+        _Format(
+            "an AWS load balancer",
+            rf"^{protocol}(?P<{moment}>\d{{4}}-\d\d-\d\dT[\d:.]+Z) \S+ \S+:\d+ \S+ "
+            r"(?P<request_s>-?[\d.]+) (?P<target_s>-?[\d.]+) (?P<response_s>-?[\d.]+) "
+            r'(?P<status>\d+|-) \S+ (?P<request_bytes>\d+) \d+ "(?P<route>[A-Z-]+ [^ "]+)',
+            {"latency_s": "request_s+target_s+response_s", "balancer_s": "request_s+response_s"},
+        )
+        for protocol, moment in ((r"\w+ ", "end"), ("", "arrival"))
     ),
     _Format(
         "gin",
@@ -103,16 +109,17 @@ _FORMATS: tuple[_Format, ...] = (
         {"queue": "queue"},
     ),
     # metric_name,timestamp,metric_value,check,error,error_code,expected_response,group,method,name,proto,scenario,…
+    # The status 0 is no answer. It is read with the character behind it: a 0 alone is a success if all are 0.
     _Format(
         "k6",
-        r"^http_req_duration,(?P<end>\d+),(?P<latency_ms>[\d.]+)(?:,[^,]*){6},(?P<route>[^,]*)(?:,[^,]*){3},"
-        r"(?P<status>\d*)",
+        rf"^http_req_duration,(?P<end>[^,]+),(?P<latency_ms>[\d.]+)(?:,{_CELL}){{6}},(?P<route>{_CELL})"
+        rf"(?:,{_CELL}){{3}},(?P<status>[1-9]\d*|0,|)",
     ),
     *(
         _Format(
             "k6",
             rf'^\{{{before}"type":"Point","data":\{{"time":"(?P<end>[^"]+)","value":(?P<latency_ms>[\d.]+),"tags":'
-            rf'\{{.*"name":"(?P<route>[^"]*)".*"status":"(?P<status>\d*)".*\}}{after}\}}$',
+            rf'\{{.*"name":"(?P<route>[^"]*)".*"status":"(?P<status>[1-9]\d*|0").*\}}{after}\}}$',
         )
         for before, after in (('"metric":"http_req_duration",', ""), ("", ',"metric":"http_req_duration"'))
     ),
@@ -206,7 +213,7 @@ def _extended(header: str, lines: Sequence[str]) -> _Format | None:
               "time": "time", "cs-bytes": "request_bytes", "sc-bytes": "response_bytes"}  # fmt: skip
     parts = [rf"(?P<{groups[name]}>\S+)" if name in groups else r"\S+" for name in fields]
     pattern = r"\s+".join(parts).replace(r"(?P<date>\S+)\s+(?P<time>\S+)", r"(?P<end>\d\S+\s+\S+)")
-    return _Format("the W3C's extended format", f"^{pattern}")
+    return _Format("the W3C's extended format", rf"^{pattern}\s*$")  # a later header may name other fields
 
 
 def _are_pairs(lines: Sequence[str]) -> bool:

@@ -80,7 +80,7 @@ class _Requests:
 
 
 def account_for_spans(spans: SpanTable) -> Accounts:
-    """The ledger of all requests of a recording of spans."""
+    """The ledger of the requests of a recording of spans that ended ok."""
     spans = with_one_clock(spans)
     own = own_times(spans)
     roots, alone = own.roots, _alone(spans)
@@ -251,7 +251,8 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
             nameable[name] = MATERIAL
         elif _rare(beyond, np.bincount(request, own, n), calls_ns, requests.latency):
             nameable[name] = DOMINANT
-    reference = round(float(np.median(usual_of_all))) if n else 0
+    ok = np.flatnonzero(~spans.failed[requests.own.roots])
+    reference = round(float(np.median(usual_of_all[ok]))) if len(ok) else 0
     work = usual_of_all - reference
     evidence["input.size"] = (
         "requests make different calls; this is the usual time of their calls, compared with a typical request."
@@ -259,7 +260,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
     evidence[UNEXPLAINED] = "every moment belongs to a span."
     known = (*(_cause(name) for name in columns), CATALOGUE["input.size"], CATALOGUE[UNEXPLAINED])
     nothing = np.zeros(n, np.int64)
-    own_ns = np.stack([*columns.values(), work, nothing]) if n else np.zeros((len(known), 0), np.int64)
+    own_ns = np.stack([*columns.values(), work, nothing])[:, ok]
     notes = spans.notes
     if requests.own.orphans:
         notes = (
@@ -269,14 +270,14 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
     if blamed:
         notes = (*notes, *_on_ends(requests, blamed))
     return Accounts(
-        arrival_ns=requests.arrival,
-        latency_ns=requests.latency,
+        arrival_ns=requests.arrival[ok],
+        latency_ns=requests.latency[ok],
         reference_ns=reference,
         causes=known,
         entries=lambda part: (own_ns[:, part], np.zeros_like(own_ns[:, part])),
         evidence=evidence,
         nameable=nameable,
-        ids=tuple(spans.traces[k] for k in spans.trace[requests.own.roots].tolist()),
+        ids=tuple(spans.traces[k] for k in spans.trace[requests.own.roots[ok]].tolist()),
         notes=notes,
     )
 

@@ -24,7 +24,7 @@ class SpanTable:
     :param service: ``(n,)`` index into ``services``; ``operation`` into ``operations``.
     :param calls: ``(n,)`` True for a client's span, which waits for another service.
     :param peer: ``(n,)`` index into ``services`` of the service that a client's span calls; -1 if unknown.
-    :param failed: ``(n,)`` True for a failed span.
+    :param failed: ``(n,)`` True for a failed span; ``has_status`` False if the format does not record that.
     :param trace: ``(n,)`` index into ``traces``.
     :param engine: begin (nanoseconds since 1970) and attributes of each span of a serving engine.
     """
@@ -41,6 +41,7 @@ class SpanTable:
     services: tuple[str, ...]
     operations: tuple[str, ...]
     traces: tuple[str, ...]
+    has_status: bool = True
     engine: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -71,14 +72,18 @@ def groups_of(keys: Ints) -> list[Ints]:
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []
 
 
+def roots_of(spans: SpanTable) -> Ints:
+    """``(r,)`` rows of the requests' outermost spans, in order of begin."""
+    roots = np.flatnonzero(spans.parent == -1)
+    if not len(roots):  # spans of one service, without its callers' spans
+        roots = np.flatnonzero(spans.parent == -2)
+    return roots[np.argsort(spans.start_ns[roots], kind="stable")]
+
+
 def own_times(spans: SpanTable) -> OwnTimes:
     """Divide every request's time among its spans."""
-    roots = np.flatnonzero(spans.parent == -1)
-    missing = np.flatnonzero(spans.parent == -2)
-    orphans = len(missing)
-    if not len(roots):  # spans of one service, without its callers' spans
-        roots, orphans = missing, 0
-    roots = roots[np.argsort(spans.start_ns[roots], kind="stable")]
+    roots = roots_of(spans)
+    orphans = int(np.count_nonzero(spans.parent == -2)) if (spans.parent == -1).any() else 0
     children = _children(spans)
     request = np.full(len(spans), -1, np.int64)
     own = [0] * len(spans)

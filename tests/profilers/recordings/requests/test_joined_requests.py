@@ -54,6 +54,17 @@ def test_the_column_that_has_the_ids_is_found_among_several(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_the_column_that_has_the_ids_may_have_any_name(tmp_path: Path, suffix: str) -> None:
+    rows = [{"id": f"GET-{k}", "rid": rid, "duration_ms": 10 + k} for k, rid in enumerate(("x", sent_id(RUN, "a-b")))]
+    log = write(tmp_path / "log.jsonl", *rows)
+    if suffix == "csv":
+        log = tmp_path / "log.csv"
+        log.write_text("".join(",".join(map(str, row)) + "\n" for row in (rows[0], *(row.values() for row in rows))))
+    found, total, _ = _read(log, SENT, ReadOptions())
+    assert {k: one.whole_ns for k, one in found.items()} == {1: 11_000_000} and total == 2
+
+
 def test_an_unread_column_is_named_and_the_rest_is_no_work(tmp_path: Path) -> None:
     row = {"request_id": sent_id(RUN, "r0"), "duration_ms": 10, "queue_ms": 1, "store_ms": 7}
     log = write(tmp_path / "log.jsonl", row)

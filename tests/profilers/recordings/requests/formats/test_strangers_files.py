@@ -19,7 +19,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.formats import access_log, otlp_spans, span_columns
+from latfix.profilers.recordings.requests.formats import access_log, mapped_log, otlp_spans, span_columns
 from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.prometheus_metrics import parse_metrics
@@ -401,6 +401,39 @@ def test_a_request_without_an_answer_did_not_end_ok(tmp_path: Path) -> None:
     line = '[2026-11-22T10:00:0{0}.310Z] "POST /a HTTP/2" {1} {2} 150 87 220 200 "-" "-" "-" "-" "-"\n'
     log = "".join(line.format(*each) for each in ((0, 200, "-"), (1, 0, "DC"), (2, 503, "UF")))
     assert table_of(tmp_path, log).status.tolist() == [Status.OK, CANCELLED, Status.SHED]
+
+
+def test_an_outage_as_long_as_a_block_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_log, "_AT_ONCE", 2)
+    rows = [{"ts": 1763800000 + k, "latency_ms": 5, "status": 200 * (k > 3)} for k in range(6)]
+    table = table_of(tmp_path, "\n".join(map(json.dumps, rows)))
+    assert table.status.tolist() == [Status.ERROR] * 4 + [Status.OK] * 2
+
+
+def test_codes_with_their_reasons(tmp_path: Path) -> None:
+    words = ("200 OK", "404 Not Found", "503 Service Unavailable", "504 Gateway Timeout", "500 Internal Server Error")
+    rows = "".join(f"{1763800000 + k},5,{word}\n" for k, word in enumerate(words))
+    table = table_of(tmp_path, f"ts,latency_ms,status\n{rows}")
+    assert table.status.tolist() == [Status.OK, Status.OK, Status.SHED, Status.TIMEOUT, Status.ERROR]
+
+
+@pytest.mark.parametrize("half", ["", ".5"])
+def test_times_since_1970_in_several_units(tmp_path: Path, half: str) -> None:
+    times = (f"1763800000{half}", "1763800001500", "1763800002", "1763800003500000000")
+    table = table_of(tmp_path, "ts,latency_ms\n" + "".join(f"{time},5\n" for time in times))
+    begin = 500 * MS if half else 0
+    assert (table.arrival_ns + begin).tolist() == [begin, 1_500 * MS, 2 * S, 3_500 * MS]
+
+
+@pytest.mark.parametrize("role", ["latency", "latency_ms", "latency_s"])
+def test_a_sum_of_durations_with_their_units(tmp_path: Path, role: str) -> None:
+    text = "ts,took,held\n1763800000,5ms,0.02s\n1763800001,5ms,30ms\n"
+    assert table_of(tmp_path, text, f"{role}=took + held").latency_ns.tolist() == [25 * MS, 35 * MS]
+
+
+def test_some_durations_with_a_unit_of_their_own(tmp_path: Path) -> None:
+    text = "ts,latency_ms\n1763800000,12.5\n1763800001,1.2s\n1763800002,300us\n"
+    assert table_of(tmp_path, text).latency_ns.tolist() == [12_500_000, 1_200 * MS, 300_000]
 
 
 def test_sizes_that_are_no_finite_number_are_none(tmp_path: Path) -> None:

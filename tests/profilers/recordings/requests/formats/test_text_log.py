@@ -33,9 +33,9 @@ time=2026-11-20T09:59:59Z level=INFO source=server.go:309 msg="starting llama se
 """
 HEROKU = """\
 2026-11-20T10:00:00.250+00:00 heroku[router]: at=info method=POST path="/predict" dyno=web.1 connect=1ms \
-service=50ms status=200 bytes=312
+service=49ms status=200 bytes=312
 2026-11-20T10:00:01.500+00:00 heroku[router]: at=error code=H12 desc="Request timeout" method=POST path="/predict" \
-dyno=web.1 connect=2ms service=200ms status=504 bytes=0
+dyno=web.1 connect=2ms service=198ms status=504 bytes=0
 """
 LOGFMT = """\
 time=2026-11-20T10:00:00.250Z level=info msg="request \\"served\\"" duration_ms=50 status=200 tokens=7
@@ -95,7 +95,9 @@ K6_LATER = "".join(
     for line in K6_JSON.splitlines(keepends=True)
     if '"http_reqs"' not in line
 )
-LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": ALB.replace("h2 ", "").replace("app/x/50d", "my-elb"),
+#: Its lines have the time of arrival.
+CLASSIC = ALB.replace("h2 ", "").replace("app/x/50d", "my-elb").replace("0.25", "0.20").replace("1.50", "1.30")
+LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
         "Gatling": GATLING, "Traefik": TRAEFIK, "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
@@ -123,6 +125,25 @@ def test_the_parts_that_a_proxy_measures_are_parts(tmp_path: Path) -> None:
     assert table_of(tmp_path, ALB).parts["balancer"].tolist() == [2_000_000, 120_000_000]
     assert table_of(tmp_path, HEROKU).parts["connect"].tolist() == [1_000_000, 2_000_000]
     assert table_of(tmp_path, LOGFMT).features["tokens"].tolist() == [7, 9]
+
+
+def test_a_request_of_k6_without_an_answer_did_not_end_ok_even_if_none_did(tmp_path: Path) -> None:
+    for log in (K6, K6_JSON, K6_LATER):
+        lost = log.replace(",200,", ",0,").replace(",504,", ",0,").replace('"200"', '"0"').replace('"504"', '"0"')
+        assert table_of(tmp_path, lost).status.tolist() == [Status.ERROR, Status.ERROR]
+
+
+def test_commas_between_quotes_do_not_shift_the_cells_of_k6(tmp_path: Path) -> None:
+    log = K6.replace("POST,http://h/predict,", 'POST,"http://h/predict?ids=1,2,3,4",')
+    table = table_of(tmp_path, log.replace(",,,,true,", ',,"lookup h: no such host, ""h""",1101,false,'))
+    assert table.status.tolist() == [Status.OK, Status.TIMEOUT]
+
+
+def test_lines_below_another_header_of_fields_are_skipped(tmp_path: Path) -> None:
+    more = IIS.replace("cs-uri-stem", "cs-uri-stem cs-uri-query").replace("/predict", "/predict -")
+    table = table_of(tmp_path, IIS + more)
+    assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
+    assert any("Skipped 2 other lines" in note for note in table.notes)
 
 
 def test_other_lines_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.findings import RecordingFacts, diagnose_accounts
 from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
@@ -99,6 +102,27 @@ def test_the_service_that_stands_out_has_the_verdict(fault: str, verdict: str, s
     result = diagnosed(shop(seed=seed, fault=fault))
     assert result.verdict == verdict
     assert result.causes[0].tail_share > 0.8
+
+
+def test_a_request_whose_outermost_span_failed_did_not_end_ok(tmp_path: Path) -> None:
+    spans = [
+        {"traceId": f"{k}", "id": "1", "timestamp": 1_763_800_000_000_000 + 50_000 * k,
+         "duration": 1_000 if k % 5 == 0 else 10_000 + k, "localEndpoint": {"serviceName": "api"},
+         "tags": {"error": "refused"} if k % 5 == 0 else {}}
+        for k in range(300)
+    ]  # fmt: skip
+    spans.append({**spans[1], "id": "2", "parentId": "1", "tags": {"error": "tried again"}})
+    path = tmp_path / "zipkin.json"
+    path.write_text(json.dumps(spans))
+    result = diagnose_recording(path, ReadOptions())
+    assert result.requests == {"ok": 240, "error": 60, "timeout": None, "shed": None}
+    assert result.verdict == "losing" and result.latency_ms_ok is not None
+    assert result.latency_ms_ok["p50"] == pytest.approx(10.15, abs=0.01)
+    document = result.to_json()
+    assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p50"] > 10
+    assert result.ledger.conservation_error_ns() == 0
+    path.write_text(json.dumps([{**span, "tags": {}} for span in spans]))
+    assert diagnose_recording(path, ReadOptions()).requests["error"] is None  # nothing says which failed
 
 
 def test_a_quiet_shop_has_no_named_cause() -> None:
