@@ -28,6 +28,8 @@ from latfix.run_record.live_record import live_parts, load_live
 #: share of the requests that arrive while it waits is quick.
 _USUAL, _PASSED = 2, 0.75
 _EXPECTED = "a row of latfix.record"
+#: The most requests that a row stands for: far more than a busy service answers between two writes of rows.
+_MOST_WEIGHT = 1 << 20
 _TIMES = ("start_ns", "latency_ns", "weight", "in_flight")
 #: Counters that are parts of a latency, in order of priority, with the cause of each.
 _CAUSES = {"throttled_ns": "host.throttle", "runq_ns": "host.contention", "gc_ns": "python.gc"}
@@ -144,7 +146,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _sound(row: Mapping[str, Any]) -> bool:
     values = [row.get(name) for name in _TIMES]
-    return all(isinstance(value, int) and 0 <= value < 1 << 62 for value in values) and 0 < row["weight"] < 1 << 31
+    whole = all(isinstance(value, int) and 0 <= value < 1 << 62 for value in values)
+    return whole and 0 < row["weight"] <= _MOST_WEIGHT
 
 
 def _object(row: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:

@@ -100,11 +100,11 @@ def _is_line(line: str) -> bool:
     if line[:1] in "{":
         return False
     values = _blank_split(line)
-    return _stamp(values) is not None and any(map(_REQUEST.match, values[: _PREFIX + 6]))
+    return bool(_stamps_in(values)) and any(map(_REQUEST.match, values[: _PREFIX + 6]))
 
 
-def _stamp(values: list[str]) -> int | None:
-    return next((k for k, value in enumerate(values[:_PREFIX]) if _CLF.match(value) or _ISO.match(value)), None)
+def _stamps_in(values: list[str]) -> list[int]:
+    return [k for k, value in enumerate(values[:_PREFIX]) if _CLF.match(value) or _ISO.match(value)]
 
 
 def _blank_split(line: str) -> list[str]:
@@ -135,17 +135,20 @@ def layout_of(lines: list[str]) -> Layout | None:
 
 
 def _layout(values: list[str]) -> Layout | None:
-    stamp = _stamp(values)
+    stamps = _stamps_in(values)
     request = next((k for k, value in enumerate(values[: _PREFIX + 4]) if _REQUEST.match(value)), None)
-    if stamp is None or request is None or len(values) < request + 3:
+    if not stamps or request is None or len(values) < request + 3:
         return None
-    places = {"stamp": stamp, "request": request, "status": request + 1}
-    if _CLF.match(values[stamp]):
-        places["zone"] = stamp + 1
-    elif row := _envoy_numbers(values, request + 3):
-        places |= {"size": row, "bytes": row + 1, "latency": row + 2, "upstream": row + 3}
+    first, own = stamps[0], max((k for k in stamps if k < request), default=stamps[0])
+    places = {"stamp": first, "request": request, "status": request + 1}
+    if not _CLF.match(values[own]) and (row := _envoy_numbers(values, request + 3)):
+        places |= {"stamp": own, "size": row, "bytes": row + 1, "latency": row + 2, "upstream": row + 3}
         return Layout("Envoy", len(values), places, {}, _MS, stamps_end=False)
-    return _behind(values, places | {"bytes": request + 2}, request + 3)
+    if _CLF.match(values[first]):
+        places["zone"] = first + 1
+    layout = _behind(values, places | {"bytes": request + 2}, request + 3)
+    # What syslog or a container puts before a line, often finer, is the time at which the line was written.
+    return layout if own == first else replace(layout, stamps_end=True)
 
 
 def _envoy_numbers(values: list[str], first: int) -> int | None:

@@ -2,12 +2,13 @@
 
 Fields: opentelemetry/proto/trace/v1/trace.proto. The collector's file exporter writes one
 ``ExportTraceServiceRequest`` per line; in protocol buffers, each message with its length in four bytes before it.
-Tempo uses ``batches`` for ``resourceSpans``. vLLM writes one span per request, with its parts as attributes in
-seconds (``SpanAttributes`` in vllm/tracing of vllm-project/vllm).
+Tempo uses ``batches`` for ``resourceSpans``, and ids in base 64. vLLM writes one span per request, with its parts as
+attributes in seconds (``SpanAttributes`` in vllm/tracing of vllm-project/vllm).
 """
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ NAME = "OpenTelemetry spans (OTLP)"
 _EXPECTED = "spans in OTLP (resourceSpans)"
 _S = 1_000_000_000
 _TOP = ("resourceSpans", "batches")
+#: The objects around them in the answers of Tempo's second and Jaeger's third interface.
+_AROUND = ("trace", "result")
 _CALLS = (3, 4, "SPAN_KIND_CLIENT", "SPAN_KIND_PRODUCER")
 _FAILED = (2, "STATUS_CODE_ERROR")
 
@@ -50,6 +53,7 @@ def read(path: Path) -> SpanTable:
 
 
 def _add_document(rows: SpanRows, document: Mapping[str, Any]) -> None:
+    document = next((inside for name in _AROUND if isinstance(inside := document.get(name), dict)), document)
     for name in _TOP:
         for batch in document.get(name) or ():
             resource = attributes_of((batch.get("resource") or {}).get("attributes"))
@@ -61,7 +65,7 @@ def _add_document(rows: SpanRows, document: Mapping[str, Any]) -> None:
 
 def _add_span(rows: SpanRows, span: Mapping[str, Any], service: str) -> None:
     rows.add(
-        trace=str(span["traceId"]),
+        trace=_hexadecimal(str(span["traceId"])),
         span=str(span["spanId"]),
         parent=str(span.get("parentSpanId") or ""),
         service=service,
@@ -72,6 +76,11 @@ def _add_span(rows: SpanRows, span: Mapping[str, Any], service: str) -> None:
         attributes=attributes_of(span.get("attributes")),
         failed=(span.get("status") or {}).get("code") in _FAILED,
     )
+
+
+def _hexadecimal(trace: str) -> str:
+    """A trace's id of 16 bytes in hexadecimal digits, as clients send it."""
+    return base64.b64decode(trace).hex() if len(trace) == 24 and trace.endswith("==") else trace
 
 
 def attributes_of(pairs: Any) -> dict[str, Any]:

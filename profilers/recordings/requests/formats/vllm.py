@@ -68,8 +68,8 @@ def read_bench(path: Path) -> RequestTable:
         with entry_of(path, f"request {k}", _RESULT):
             gaps = [gap for value in itls[k] or () if (gap := ns_of(value, _S)) is not None]
             first = ns_of(ttfts[k], _S)
-            failed = bool(errors[k])
             latency = ns_of(latencies[k], _S)
+            failed = bool(errors[k]) or not (first or latency)  # the reason of a failure may be an empty text
             if latency is None and first is not None:
                 latency = first + sum(gaps)
             late = ns_of(queued[k], _S) if planned else None

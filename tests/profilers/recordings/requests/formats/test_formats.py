@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import re
@@ -101,6 +102,8 @@ def test_vllm_bench(tmp_path: Path) -> None:
     assert table.latency_ns.tolist() == [130 * MS, 470 * MS, -1]
     assert table.parts["dispatch"].tolist() == [0, 250 * MS, 0]
     assert table.status.tolist() == [0, 0, Status.ERROR]
+    path.write_text(json.dumps(vllm_document(errors=[""] * 3)))  # a failure without a reason
+    assert vllm.read_bench(path).status.tolist() == [0, 0, Status.ERROR]
     path.write_text(json.dumps(vllm_document()))
     assert not vllm.read_bench(path).timed
     path.write_text(
@@ -233,6 +236,14 @@ def test_otlp_in_json_and_by_lines(tmp_path: Path) -> None:
     batches = otlp_document()["resourceSpans"]
     lines = "\n".join(json.dumps({"resourceSpans": [batch]}) for batch in batches)
     check_spans(otlp_spans.read(written(tmp_path, lines)))
+
+
+@pytest.mark.parametrize("around", ["trace", "result"])
+def test_otlp_in_the_answers_of_tempo_and_jaeger(tmp_path: Path, around: str) -> None:
+    text = json.dumps({around: otlp_document()}).replace("ab" * 16, base64.b64encode(b"\xab" * 16).decode())
+    table = otlp_spans.read(written(tmp_path, text))
+    check_spans(table)
+    assert table.traces == ("ab" * 16,)
 
 
 def field(number: int, payload: bytes) -> bytes:
@@ -522,6 +533,20 @@ def test_envoy(tmp_path: Path) -> None:
     assert table.arrival_ns.tolist() == [0, S + MS, 2 * (S + MS)]
     assert table.features["request_bytes"].tolist() == [150, 151, 152]
     assert table.resolution_ns == MS
+
+
+def test_the_time_that_a_container_puts_before_a_line_is_when_it_was_written(tmp_path: Path) -> None:
+    envoy = (
+        '2026-11-22T10:00:10.000000001Z stdout F [2026-11-22T10:00:0{0}.310Z] "POST /a HTTP/2" 200 - via_upstream - '
+        '"-" 150 87 22{0} 200 "-" "agent" "cc21d9b0" "locations" "10.0.2.1:80"\n'
+    )
+    table = table_of(tmp_path, "".join(envoy.format(k) for k in range(3)))  # written together
+    assert table.latency_ns.tolist() == [220 * MS, 221 * MS, 222 * MS]
+    assert table.arrival_ns.tolist() == [0, S, 2 * S]
+    apache = "2026-11-22T09:00:0{}.512345678Z stdout F {}"
+    table = table_of(tmp_path, "".join(apache.format(k, NGINX.format(k, 200, 250_000)) for k in range(3)))
+    assert table.start_unix_ns == 1795338000 * S + 512_345_678 - 250 * MS
+    assert table.resolution_ns == 1
 
 
 def test_a_bad_line_is_counted_and_reported(tmp_path: Path) -> None:
