@@ -16,7 +16,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.files.strict_json import MALFORMED
-from latfix.formatting import shown
+from latfix.formatting import counted, shown
 from latfix.profilers.recordings.reader import opened
 
 #: Nanoseconds of the units at the end of column names.
@@ -83,6 +83,25 @@ class BadLines:
         line, result = self.first
         lines = "1 line was" if self.count == 1 else f"{self.count:,} lines were"
         return (f"{lines} left out, the first in line {line}: found {result}; expected {self.expected}.",)
+
+
+@dataclass(slots=True)
+class OtherLines:
+    """Counts lines that are something else than requests, and keeps the first for the note."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, first: str, count: int = 1) -> None:
+        """Count lines, of which the first is given."""
+        self.first = self.first or first
+        self.count += count
+
+    def notes(self) -> tuple[str, ...]:
+        """For the reader of the diagnosis."""
+        if not self.count:
+            return ()
+        return (f"Skipped {counted(self.count, 'other line')}, the first: {shown(self.first, 60)}.",)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv as plain_csv
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from latfix.profilers.recordings.requests.text_source import (
     LONGEST_NS,
     UNITS_NS,
     BadLines,
+    OtherLines,
     begins_with_object,
     decimals_ns,
     epoch_units,
@@ -135,7 +137,7 @@ _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_excee
          "aborted": CANCELLED}  # fmt: skip
 #: The name of a column whose name was there before.
 _COPY = re.compile(r"#\d+$")
-_AT_ONCE, _LOOKED_AT, _FIRST_ROWS = 100_000, 100, 10
+_AT_ONCE, _LOOKED_AT, _FIRST_ROWS, _FIRST_RECORDS = 100_000, 100, 10, 1_000
 #: Share of lines whose requests ended before that of the line before, from which a time may be the end.
 _OUT_OF_ORDER = 0.01
 #: How far local time goes back, give or take the time between two requests.
@@ -187,7 +189,8 @@ def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
     """The names of the columns that have a text that fits, where the first one is; empty if none has."""
     by_line, first_values = _header(path)
     names, bad = tuple(first_values), BadLines(path, EXPECTED_ROW)
-    for block, _ in _json_blocks(path, names, bad) if by_line else _csv_blocks(path, names, names, bad):
+    json_blocks = _json_blocks(path, names, names, bad, OtherLines())
+    for block, _ in json_blocks if by_line else _csv_blocks(path, names, names, bad):
         cells = ((name, map(_plain, block[name])) for name in names)
         found = tuple(name for name, each in cells if any(isinstance(cell, str) and fits(cell) for cell in each))
         if found:
@@ -201,12 +204,15 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     :raises InputError: no column is a latency, the mapping names a missing one, or most lines are unusable.
     """
     by_line, first_values = _header(path)
-    bad = BadLines(path, EXPECTED_ROW)
+    bad, others = BadLines(path, EXPECTED_ROW), OtherLines()
 
-    def blocks(wanted: Sequence[str], _needed: Collection[str]) -> Iterator[Block]:
-        return _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, tuple(first_values), wanted, bad)
+    def blocks(wanted: Sequence[str], _needed: Collection[str], marks: Collection[str]) -> Iterator[Block]:
+        if by_line:
+            return _json_blocks(path, wanted, marks, bad, others)
+        return _csv_blocks(path, tuple(first_values), wanted, bad)
 
     table = read_blocks(path, first_values, _parsed(mapping), blocks, bad)
+    table = replace(table, notes=(*table.notes, *others.notes()))
     named = {name: _COPY.sub("", name) for name in first_values}
     copies = [name for name, whole in named.items() if whole and whole != name and whole in named]
     if by_line or not copies:
@@ -235,22 +241,25 @@ def read_blocks(
     path: Path,
     first_values: Mapping[str, Any],
     mapping: Mapping[str, str],
-    blocks: Callable[[Sequence[str], Collection[str]], Iterator[Block]],
+    blocks: Callable[[Sequence[str], Collection[str], Collection[str]], Iterator[Block]],
     bad: BadLines,
 ) -> RequestTable:
     """The requests of a table that is read in blocks.
 
     :param first_values: by column, one of its values.
-    :param blocks: yields the wanted columns, block by block. Lines without one of the needed columns are no requests.
+    :param blocks: yields the wanted columns, block by block. Lines without one of the needed columns are no requests
+        in text, lines with none of the marks (a latency or an end, and a status) in JSON.
     :raises InputError: as :func:`read`.
     """
     names = tuple(first_values)
     roles = roles_of(path, first_values, mapping)
     wanted = tuple(dict.fromkeys(column for role in roles for column in role.columns))
     needed = {column for role in roles if role.name in ("latency", *_MOMENTS) for column in role.columns}
+    length = "latency" if any(role.name == "latency" for role in roles) else "end"
+    marks = {column for role in roles if role.name in (length, "status") for column in role.columns}
     columns: dict[str, list[Any]] = {role.name: [] for role in roles}
     total, timed = 0, roles
-    for block, lines in blocks(wanted, needed):
+    for block, lines in blocks(wanted, needed, marks):
         timed = [_with_unit(role, block) for role in timed]
         values = {role.name: _values(role, block) for role in timed}
         good = _usable(values)
@@ -309,7 +318,7 @@ def _header(path: Path) -> tuple[bool, dict[str, Any]]:
     head = recorded_at(path).head
     result: dict[str, Any] = {}
     if begins_with_object(head) is not None or _LIST.match(head):
-        for _, record in islice(_records(path), _LOOKED_AT):
+        for _, record in islice(_records(path), _FIRST_RECORDS):
             for name, value in flat(record or {}).items():
                 result[name] = value if result.get(name) is None else result[name]
         return True, result
@@ -458,7 +467,9 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-def _json_blocks(path: Path, wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
+def _json_blocks(
+    path: Path, wanted: Sequence[str], marks: Collection[str], bad: BadLines, others: OtherLines
+) -> Iterator[Block]:
     block: dict[str, list[Any]] = {name: [] for name in wanted}
     lines: list[int] = []
     nested = any("." in name for name in wanted)
@@ -467,6 +478,9 @@ def _json_blocks(path: Path, wanted: Sequence[str], bad: BadLines) -> Iterator[B
             bad.add(number, "no object")
             continue
         record = flat(record) if nested else record
+        if not any(name in record for name in marks):
+            others.add(others.first or json.dumps(record))
+            continue
         lines.append(number)
         for name in wanted:
             block[name].append(record.get(name))

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import InputError, input_error
-from latfix.formatting import counted, shown
+from latfix.formatting import shown
 from latfix.profilers.recordings.reader import opened, recorded_at
 from latfix.profilers.recordings.requests.formats import access_log, mapped_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.text_source import BadLines
+from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines
 from latfix.traffic.derived_features import parse_map_option
 
 NAME = (
@@ -165,30 +165,17 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
         written = next((name for name in _WRITTEN_AT if name in names), None)
         meaning = {"end": written} if written and not _STARTS & set(names) else {}
     first = {name: next((row[name] for row in sample if row.get(name)), "") for name in names}
-    skipped = _Skipped()
+    skipped = OtherLines()
 
-    def blocks(wanted: Sequence[str], needed: Collection[str]) -> Iterator[mapped_log.Block]:
+    def blocks(
+        wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]
+    ) -> Iterator[mapped_log.Block]:
         return _blocks(path, extract, wanted, needed, skipped)
 
     table = mapped_log.read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
     notes = (*table.notes, *skipped.notes())
     writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
     return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})
-
-
-@dataclass(slots=True)
-class _Skipped:
-    """Lines that are something else."""
-
-    count: int = 0
-    matched: int = 0
-    first: str = ""
-
-    def notes(self) -> tuple[str, ...]:
-        """For the reader of the diagnosis."""
-        if not self.count:
-            return ()
-        return (f"Skipped {counted(self.count, 'other line')}, the first: {shown(self.first, 60)}.",)
 
 
 def _lines(head: bytes) -> list[str]:
@@ -277,24 +264,23 @@ def _by_keys(lines: Any, wanted: Sequence[str], needed: Collection[str]) -> tupl
 
 
 def _blocks(
-    path: Path, extract: _Extract, wanted: Sequence[str], needed: Collection[str], skipped: _Skipped
+    path: Path, extract: _Extract, wanted: Sequence[str], needed: Collection[str], skipped: OtherLines
 ) -> Iterator[mapped_log.Block]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    at = 1
+    at, requests = 1, 0
     with opened(path, "a text log") as file:
         while chunk := file.read(_CHUNK_BYTES):
             lines = pa.array(_COLORS.sub(b"", chunk + file.readline()).splitlines(), pa.string())
             matched, columns = extract(lines, wanted, needed)
             nothing = pc.match_substring_regex(lines, r"^(#|\s*$)")  # such as the W3C's directives
             others = pc.filter(lines, pc.invert(pc.or_(matched, nothing)))
-            skipped.first = skipped.first or next(iter(others.slice(0, 1).to_pylist()), "")
-            skipped.count += len(others)
-            skipped.matched += matched.true_count
+            skipped.add(next(iter(others.slice(0, 1).to_pylist()), ""), len(others))
+            requests += matched.true_count
             if matched.true_count:
                 numbers = (at + np.flatnonzero(matched.to_numpy(zero_copy_only=False))).tolist()
                 yield {name: pc.filter(column, matched) for name, column in columns.items()}, numbers
             at += len(lines)
-    if not skipped.matched:
+    if not requests:
         raise input_error(path, 1, shown(skipped.first, 60), "lines that the pattern matches", "correct --pattern")

@@ -410,6 +410,16 @@ def test_an_outage_as_long_as_a_block_is_no_success(tmp_path: Path, monkeypatch:
     assert table.status.tolist() == [Status.ERROR] * 4 + [Status.OK] * 2
 
 
+def test_other_lines_of_a_program_s_log_are_skipped_and_counted(tmp_path: Path) -> None:
+    served = [json.dumps({"level": 30, "time": 1763800000100 + k, "responseTime": 5, "res": {"statusCode": 200}})
+              for k in range(3)]  # fmt: skip
+    lost = json.dumps({"level": 50, "time": 1763800000200, "res": {"statusCode": 503}})
+    other = json.dumps({"level": 30, "time": 1763800000000, "msg": "ready"})
+    table = table_of(tmp_path, "\n".join([*[other] * 200, *served, lost]))
+    assert table.status.tolist() == [Status.OK] * 3 + [Status.SHED]
+    assert table.notes == (f"Skipped 200 other lines, the first: {other!r}.",)
+
+
 def test_codes_with_their_reasons(tmp_path: Path) -> None:
     words = ("200 OK", "404 Not Found", "503 Service Unavailable", "504 Gateway Timeout", "500 Internal Server Error")
     rows = "".join(f"{1763800000 + k},5,{word}\n" for k, word in enumerate(words))
