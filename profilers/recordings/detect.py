@@ -38,6 +38,8 @@ _SERVER_SIDE = "record requests: spans (OpenTelemetry), a proxy's access log, or
 _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, re.M), text) for pattern, text in (
     (rb"\AQDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
     (rb"\APK\x03\x04", "a zip archive; unpack it"),
+    (rb"\A[\x00-\xff]{1,3}\xff\x81\x03\x01\x01\x06Result\x01",
+     "results of vegeta in Go's own encoding; vegeta encode --to json FILE gives what can be read"),
     (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
     (rb"\ARunning \S+ test @ ", f"a summary of wrk, without single requests; {_PER_REQUEST}"),
     (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",

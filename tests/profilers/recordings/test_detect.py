@@ -86,6 +86,7 @@ def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
         (b"PNG\0", "an unknown format; expected"),
         (b"some words\nmore", "an unknown format, which begins with 'some words'"),
         (b"QDSTRM", "nsys export"),
+        (b"\xff\xb5\xff\x81\x03\x01\x01\x06Result\x01\xff\x82\x00\x01\x0c", "vegeta encode --to json"),
         (b"Running 30s test @ http://127.0.0.1:80/\n", "a summary of wrk, without single requests"),
         (b"Type,Name,Request Count,Failure Count\n", "statistics of Locust"),
         (b"INFO 03-10 09:00:00 [loggers.py:118] Avg prompt throughput: 5.1 tokens/s\n", "without how long each"),

@@ -169,6 +169,13 @@ def test_numbers_that_no_counter_reaches_are_unknown(tmp_path: Path, value: Any)
     assert _diagnosis(tmp_path, rows).requests["ok"] == 50
 
 
+def test_a_row_for_more_requests_than_a_service_answers_is_left_out(tmp_path: Path) -> None:
+    rows = [{"start_ns": k * _MS, "latency_ns": _MS, "weight": 1 if k else 1 << 30} for k in range(9)]
+    result = _diagnosis(tmp_path, rows)
+    assert result.requests["ok"] == 8
+    assert result.notes[0].startswith("1 line was left out, the first in line 1")
+
+
 def test_a_compressed_segment_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": k, "latency_ns": _MS} for k in range(2000)])
     (file,) = tmp_path.iterdir()
