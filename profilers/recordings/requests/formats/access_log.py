@@ -269,7 +269,7 @@ class _Log:
             with opened(self._path, "an access log") as file:
                 for block in _tables(file, self._layout, self._skip):
                     self._add(block)
-            if self._retried:  # requests with several upstreams
+            if self._retried:
                 lines = "\n".join(text for _, text in self._retried)
                 for block in _tables(io.BytesIO(lines.encode()), self._layout, self._leave_out):
                     self._add(block)
@@ -277,12 +277,13 @@ class _Log:
             damaged(self._path, "an access log", error)
 
     def _skip(self, row: Any) -> str:
-        """Keep a line with several upstreams for later; another one is bad."""
-        joined = _ATTEMPTS.sub(",", row.text or "")
-        if joined == row.text:
-            self._bad.add(row.number or 0, shown(row.text or "", 60))
-        else:
-            self._retried.append((row.number or 0, joined))
+        """Keep lines with several upstreams, or behind a quote that is not closed, for later; another one is bad."""
+        lines = list(enumerate((row.text or "").split("\n"), row.number or 0))
+        joined = [(number, _ATTEMPTS.sub(",", text)) for number, text in lines if text.strip()]
+        if len(lines) > 1 or joined == lines:
+            self._bad.add(lines[0][0], shown(lines[0][1], 60))
+            del joined[:1]
+        self._retried += joined
         return "skip"
 
     def _leave_out(self, row: Any) -> str:

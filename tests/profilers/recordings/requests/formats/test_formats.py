@@ -556,6 +556,15 @@ def test_a_bad_line_is_counted_and_reported(tmp_path: Path) -> None:
     assert table.notes[0].startswith("2 lines were left out, the first in line 3")
 
 
+@pytest.mark.parametrize("place", [1, 4])
+def test_a_line_that_is_cut_off_within_quotes_does_not_hide_the_next_one(tmp_path: Path, place: int) -> None:
+    lines = [NGINX.format(k, 200, "0.250") for k in range(4)]
+    cut = NGINX.format(9, 200, "0.250").partition("(x)")[0]
+    table = table_of(tmp_path, "".join([*lines[:place], cut + "\n" * (place < 4), *lines[place:]]))
+    assert len(table) == 4
+    assert table.notes[0].startswith(f"1 line was left out, the first in line {place + 1}")
+
+
 def test_a_log_without_latency_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"add \$request_time"):
         table_of(tmp_path, "".join(NGINX.format(k, 200, "").replace(" \n", "\n") for k in range(3)))
