@@ -64,8 +64,8 @@ def _requests(benchmark: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _is_scheduled(benchmark: Mapping[str, Any]) -> bool:
-    text = str(benchmark.get("config") or benchmark.get("args") or "").lower()
-    return any(f"'{name}'" in text for name in _SCHEDULED)
+    places = (_object(benchmark, name) for name in ("config", "args", "scheduler"))
+    return any(_object(place, "strategy").get("type_") in _SCHEDULED for place in places)  # not that of its profile
 
 
 def _add(rows: TableRows, status: int, request: Mapping[str, Any], scheduled: bool) -> None:

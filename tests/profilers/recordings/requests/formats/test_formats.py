@@ -129,6 +129,12 @@ def test_guidellm_in_both_layouts(tmp_path: Path) -> None:
     assert table.status.tolist() == [0, CANCELLED, 0]
     assert table.parts["dispatch"].tolist() == [-1, -1, 500 * MS]
     assert table.features["input_tokens"].tolist() == [8.0, 8.0, 4.0]
+    # The part of a sweep without a schedule: all requests are due at its begin.
+    config = {"strategy": {"type_": "throughput"}, "profile": {"type_": "sweep", "strategy_type": "constant"}}
+    path.write_text(json.dumps({"benchmarks": [{"type_": "x", "config": config, "requests": groups}]}))
+    table = guidellm.read(path)
+    assert dict(zip(table.ids, table.latency_ns.tolist(), strict=True))["b"] == 1_000 * MS
+    assert "dispatch" not in table.parts
 
 
 def triton_document() -> list[dict[str, Any]]:
