@@ -135,6 +135,8 @@ _OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
          "aborted": CANCELLED}  # fmt: skip
+#: Of the results of hey and oha.
+_UNANSWERED = "The file has no rows of requests without an answer (refused, timed out): see what its writer counted."
 #: The name of a column whose name was there before.
 _COPY = re.compile(r"#\d+$")
 _AT_ONCE, _LOOKED_AT, _FIRST_ROWS, _FIRST_RECORDS = 100_000, 100, 10, 1_000
@@ -212,7 +214,8 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
         return _csv_blocks(path, tuple(first_values), wanted, bad)
 
     table = read_blocks(path, first_values, _parsed(mapping), blocks, bad)
-    table = replace(table, notes=(*table.notes, *others.notes()))
+    unanswered = (_UNANSWERED,) if "DNS+dialup" in first_values else ()
+    table = replace(table, notes=(*table.notes, *others.notes(), *unanswered))
     named = {name: _COPY.sub("", name) for name in first_values}
     copies = [name for name, whole in named.items() if whole and whole != name and whole in named]
     if by_line or not copies:

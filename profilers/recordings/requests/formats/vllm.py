@@ -1,7 +1,8 @@
 """vLLM: results of ``vllm bench serve --save-result --save-detailed``, and the iterations in the server's log.
 
 Results have lists with one entry per request: ``ttfts``, ``itls``, ``input_lens``, ``output_lens``, ``errors`` from
-the first release on; ``start_times``, ``latencies``, ``queue_times`` later (``vllm/benchmarks/serve.py``). Seconds.
+the first release on; ``start_times``, ``latencies``, ``queue_times`` later (``vllm/benchmarks/serve.py``). Those of
+embeddings have ``latencies``, but no ``ttfts``. Seconds.
 
 The log has one line per step among others: ``Iteration(7): 2 context requests, 7957 context tokens, 43 generation
 requests, 43 generation tokens, iteration elapsed time: 1125.94 ms, …``, after the logger's ``INFO 11-22 10:00:00
@@ -58,20 +59,19 @@ def read_bench(path: Path) -> RequestTable:
     :raises InputError: it is damaged, or was saved without details.
     """
     *_, (_, document) = json_objects(path, _RESULT)  # the last of several, one per line
-    ttfts = _list(document, "ttfts", path)
-    n = len(ttfts)
-    lists = ("itls", "input_lens", "output_lens", "start_times", "latencies", "queue_times", "errors")
-    itls, inputs, outputs, starts, latencies, queued, errors = (_optional(document, each, n, path) for each in lists)
+    n = len(_list(document, "ttfts" if "ttfts" in document or "latencies" not in document else "latencies", path))
+    lists = ("ttfts", "itls", "input_lens", "output_lens", "start_times", "latencies", "queue_times", "errors")
+    ttfts, itls, inputs, outputs, starts, latencies, queued, errors = (
+        _optional(document, each, n, path) for each in lists
+    )
     planned = _open_loop(document)
     rows = TableRows()
     for k in range(n):
         with entry_of(path, f"request {k}", _RESULT):
             gaps = [gap for value in itls[k] or () if (gap := ns_of(value, _S)) is not None]
             first = ns_of(ttfts[k], _S)
-            latency = ns_of(latencies[k], _S)
-            failed = bool(errors[k]) or not (first or latency)  # the reason of a failure may be an empty text
-            if latency is None and first is not None:
-                latency = first + sum(gaps)
+            latency = ns_of(latencies[k], _S) or (first + sum(gaps) if first else None)
+            failed = bool(errors[k]) or not (latency or outputs[k])  # the reason of a failure may be an empty text
             late = ns_of(queued[k], _S) if planned else None
             start = ns_of(starts[k], _S, LATEST_NS)
             rows.add(
@@ -108,7 +108,7 @@ def _optional(document: Mapping[str, Any], name: str, n: int, path: Path) -> lis
     if not isinstance(values, list):
         return [None] * n
     if len(values) != n:
-        raise input_error(path, None, f"{len(values)} entries in {name!r} and {n} in 'ttfts'", "one per request")
+        raise input_error(path, None, f"{len(values)} entries in {name!r} and {n} in others", "one per request")
     return values
 
 

@@ -104,8 +104,16 @@ def test_vllm_bench(tmp_path: Path) -> None:
     assert table.status.tolist() == [0, 0, Status.ERROR]
     path.write_text(json.dumps(vllm_document(errors=[""] * 3)))  # a failure without a reason
     assert vllm.read_bench(path).status.tolist() == [0, 0, Status.ERROR]
+    silent = vllm_document(errors=[""] * 3, output_lens=[3, 3, 8])  # no chunk with a token: how long is unknown
+    path.write_text(json.dumps(silent))
+    table = vllm.read_bench(path)
+    assert table.status.tolist() == [0, 0, 0] and table.latency_ns.tolist()[2] == -1
     path.write_text(json.dumps(vllm_document()))
     assert not vllm.read_bench(path).timed
+    embedded = {"endpoint_type": "openai-embeddings", "num_prompts": 2, "request_rate": "inf"}
+    embedded |= {"latencies": [0.25, 0.5], "queue_times": [0, 0], "errors": ["", ""], "input_lens": [4, 5]}
+    path.write_text(json.dumps(embedded))
+    assert vllm.read_bench(path).latency_ns.tolist() == [250 * MS, 500 * MS]
     path.write_text(
         json.dumps({"endpoint_type": "openai", "num_prompts": 1, "request_rate": "inf", "mean_ttft_ms": 1.0})
     )

@@ -164,6 +164,7 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.latency_ns[0] == 250 * MS
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
+    assert any("no rows of requests without an answer" in note for note in table.notes) == (writer in ("hey", "oha"))
 
 
 @pytest.mark.parametrize("level", [{}, {"level": "info"}])
