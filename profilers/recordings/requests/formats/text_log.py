@@ -39,6 +39,7 @@ _PAIR = re.compile(r'(?:^|\s)([A-Za-z_][\w.\-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 #: The time at the start of a line, and the name of its column. Loggers write a line when the request ends.
 _LINE_TIME, _LINE_STARTS = "line_time", r"^(?P<quoted>\d{4}-\d\d-\d\d[T ][\d:.,]{8,}(?:Z|[+-]\d\d:?\d\d)?)"
 _FIELDS = "#Fields:"
+_K6_HEADER = "metric_name,timestamp,metric_value,"
 #: A terminal's codes of colors.
 _COLORS = re.compile(rb"\x1b\[[0-9;]*m")
 #: A cell of CSV, which may hold commas between quotes.
@@ -108,13 +109,7 @@ _FORMATS: tuple[_Format, ...] = (
         r'queue_time="(?P<queue>[^"]+)"',
         {"queue": "queue"},
     ),
-    # metric_name,timestamp,metric_value,check,error,error_code,expected_response,group,method,name,proto,scenario,…
     # The status 0 is no answer. It is read with the character behind it: a 0 alone is a success if all are 0.
-    _Format(
-        "k6",
-        rf"^http_req_duration,(?P<end>[^,]+),(?P<latency_ms>[\d.]+)(?:,{_CELL}){{6}},(?P<route>{_CELL})"
-        rf"(?:,{_CELL}){{3}},(?P<status>[1-9]\d*|0,|)",
-    ),
     *(
         _Format(
             "k6",
@@ -128,9 +123,10 @@ _FORMATS: tuple[_Format, ...] = (
         r'\[(?P<arrival>[^\]]{9,40})\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) '
         r'.*" (?P<latency_ms>\d+)ms$',
     ),
+    # Before the name the groups; until 3.3 also the number of the user, until 2.3 also the scenario.
     _Format(
         "Gatling",
-        r"^REQUEST\t[^\t]*\t(?P<route>[^\t]+)\t(?P<arrival>\d{13})\t(?P<end>\d{13})\t(?P<status>OK|KO)",
+        r"^REQUEST\t(?:[^\t]*\t){1,3}(?P<route>[^\t]+)\t(?P<arrival>\d{13})\t(?P<end>\d{13})\t(?P<status>OK|KO)",
     ),
 )  # fmt: skip
 
@@ -186,7 +182,18 @@ def _lines(head: bytes) -> list[str]:
 def _format_of(lines: Sequence[str]) -> _Format | None:
     if extended := next((line for line in lines if line.startswith(_FIELDS)), None):
         return _extended(extended, lines)
+    if header := next((line for line in lines if line.startswith(_K6_HEADER)), None):
+        return _k6(header)
     return next((each for each in _FORMATS if any(re.search(each.pattern, line) for line in lines)), None)
+
+
+def _k6(header: str) -> _Format:
+    """The CSV of k6, up to the status; the columns between are those of the tags that the test kept, sorted."""
+    groups = {"timestamp": "(?P<end>[^,]+)", "metric_value": "(?P<latency_ms>[0-9.]+)", "name": f"(?P<route>{_CELL})",
+              "status": "(?P<status>[1-9][0-9]*|0,|)"}  # fmt: skip
+    names = header.strip().split(",")[1:]
+    last = max(k for k, name in enumerate(names) if name in groups)
+    return _Format("k6", ",".join(["^http_req_duration", *(groups.get(name, _CELL) for name in names[: last + 1])]))
 
 
 def _extended(header: str, lines: Sequence[str]) -> _Format | None:

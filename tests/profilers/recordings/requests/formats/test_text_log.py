@@ -100,10 +100,11 @@ CLASSIC = ALB.replace("h2 ", "").replace("app/x/50d", "my-elb").replace("0.25", 
 LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
-        "Gatling": GATLING, "Traefik": TRAEFIK, "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
+        "Gatling": GATLING, "Gatling 3.3": GATLING.replace("REQUEST\t", "REQUEST\t7\t"), "Traefik": TRAEFIK,
+        "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
-ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR}
+ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR, "Gatling 3.3": Status.ERROR}
 
 
 @pytest.mark.parametrize("writer", LOGS)
@@ -135,8 +136,10 @@ def test_a_request_of_k6_without_an_answer_did_not_end_ok_even_if_none_did(tmp_p
 
 def test_commas_between_quotes_do_not_shift_the_cells_of_k6(tmp_path: Path) -> None:
     log = K6.replace("POST,http://h/predict,", 'POST,"http://h/predict?ids=1,2,3,4",')
-    table = table_of(tmp_path, log.replace(",,,,true,", ',,"lookup h: no such host, ""h""",1101,false,'))
-    assert table.status.tolist() == [Status.OK, Status.TIMEOUT]
+    log = log.replace(",,,,true,", ',,"lookup h: no such host, ""h""",1101,false,')
+    assert table_of(tmp_path, log).status.tolist() == [Status.OK, Status.TIMEOUT]
+    more = log.replace(",group,method", ",group,ip,method").replace(",,POST", ",,10.0.0.1,POST")  # with another tag
+    assert table_of(tmp_path, more).status.tolist() == [Status.OK, Status.TIMEOUT]
 
 
 def test_lines_below_another_header_of_fields_are_skipped(tmp_path: Path) -> None:
