@@ -30,6 +30,8 @@ UNITS_NS: dict[str, int] = {
 LATEST_NS = 2**62
 #: The longest duration: 104 days, which a float holds to the nanosecond.
 LONGEST_NS = 2**53
+#: Values of a column that say that something is not so, in lower case.
+NOTHING = ("", "-", "0", "0.0", "false", "no", "none", "null", "nan")
 #: A number or id in a path.
 NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
 #: Objects within objects whose values are columns.

@@ -1,10 +1,10 @@
 """Custom logs: CSV or JSON Lines whose columns are known by name or by ``--map``.
 
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
-``first`` (time to the first chunk), ``dispatch``, ``status``, ``route``, ``id``, ``user``. Any other name with a unit
-of time is a dependency that was waited for (``db_ms=…``), without one a feature that measures work. The unit comes
-from the role (``latency_ms``), else from the column (``duration_us``), else from the value (``"12.5ms"``,
-``"1m2.3s"``), else, for times since 1970, from the size of the numbers.
+``first`` (time to the first chunk), ``dispatch``, ``status``, ``cancelled`` (the client left), ``route``, ``id``,
+``user``. Any other name with a unit of time is a dependency that was waited for (``db_ms=…``), without one a feature
+that measures work. The unit comes from the role (``latency_ms``), else from the column (``duration_us``), else from
+the value (``"12.5ms"``, ``"1m2.3s"``), else, for times since 1970, from the size of the numbers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from latfix.profilers.recordings.requests.request_table import (
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     LONGEST_NS,
+    NOTHING,
     UNITS_NS,
     BadLines,
     OtherLines,
@@ -63,7 +64,7 @@ EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 86
 Block = tuple[Mapping[str, Any], Sequence[int]]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
-_OTHERS = ("status", "route", "id", "user")
+_OTHERS = ("status", "cancelled", "route", "id", "user")
 #: Usual names of columns, without their unit.
 _LATENCY = re.compile(
     r"(e2e_?|total_?|request_?|response_?)?(latency|duration|elapsed|response_?time|request_?time)", re.I
@@ -427,7 +428,7 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
     for name in _TIMES:
         if name in by_name and by_name[name].unit_ns is None:
-            column = by_name[name].columns[0]
+            column = _source(by_name[name])
             todo = f"give its unit: --map {name}_ms={column} (ns, us, ms or s)"
             raise input_error(path, 1, f"{name} {column!r} without a unit", "a unit in its name", todo)
     return roles
@@ -596,7 +597,7 @@ def _values(role: Role, block: Mapping[str, Any]) -> Any:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
         texts = ["" if word is None else str(word) for word in words]
-        few = set(texts) if role.name in ("route", "status") else ()
+        few: Collection[str] = () if role.name in ("id", "user") else set(texts)
         alike = {word: route_of(word) if role.name == "route" else word for word in few}
         return np.array([alike.get(word, word) for word in texts], dtype=object)
     if role.name in _MOMENTS and isinstance(role.source, str) and not len(_few_numbers(role, block)):
@@ -723,10 +724,13 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
     features = {
         name: column for name, column in columns.items() if name not in plain and not name.startswith("part.")
     }
+    status = statuses_of(columns["status"]) if "status" in columns else np.zeros(len(latency), np.int8)
+    if "cancelled" in columns:
+        status[[word.strip().lower() not in NOTHING for word in columns["cancelled"]]] = CANCELLED
     return RequestTable(
         arrival_ns=arrival,
         latency_ns=latency,
-        status=statuses_of(columns["status"]) if "status" in columns else np.zeros(len(latency), np.int8),
+        status=status,
         parts=parts,
         first_ns=columns.get("first"),
         features=features,

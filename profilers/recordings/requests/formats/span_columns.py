@@ -25,6 +25,7 @@ from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
 from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
+    NOTHING,
     UNITS_NS,
     BadLines,
     begins_with_object,
@@ -60,7 +61,6 @@ _PARENT = re.compile(rb'"(?:[^"]*[._])?parent_?(?:span_?)?id"', re.I)
 _POD = re.compile(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$|-[0-9]{1,3}$")
 _UNIT_NAMES = {1: "ns", 1_000: "us", 1_000_000: "ms", 1_000_000_000: "s"}
 _CALLS = ("client", "producer")
-_NO_ERROR = ("", "0", "0.0", "false", "no", "none", "null", "nan")
 #: Added to the id of a server's span that shares its client's.
 _SERVER = "/server"
 _ROOTS = ("", "root", "0", "none", "null", "nan", "-1", "0000000000000000")
@@ -127,7 +127,7 @@ def read(path: Path) -> SpanTable:
                 start_ns=begin,
                 end_ns=over,
                 calls=kind.lower().endswith(_CALLS),
-                failed=error.lower() not in _NO_ERROR,
+                failed=error.strip().lower() not in NOTHING,
             )
     lengths = {"durations are in": _UNIT_NAMES[unit]} if "end" not in columns else {}
     table = rows.table(format=NAME, **lengths)

@@ -62,13 +62,15 @@ class _Format:
 
 
 _FORMATS: tuple[_Format, ...] = (
-    # TR/Tw/Tc/Tr/Ta in milliseconds, -1 where a request did not get so far; the time of arrival.
+    # TR/Tw/Tc/Tr/Ta in milliseconds, -1 where a request did not get so far; the time of arrival. The first letter of
+    # how it ended is C if the client left: the status is -1 then, 503 until 2.4.
     _Format(
         "HAProxy",
         r"\[(?P<arrival>\d+/[A-Z][a-z]{2}/\d{4}:[\d:]{8}\.\d+)\] \S+ (?P<backend>\S+) "
         r"(?P<receive_ms>-?\d+)/(?P<queue_ms>-?\d+)/(?P<connect_ms>-?\d+)/-?\d+/\+?"
-        r'(?P<latency_ms>\d+) (?P<status>-?\d+) \+?(?P<response_bytes>\d+) .*?"(?P<route>[A-Z]+ [^ "]+)',
-        {"receive_ms": "receive_ms", "connect_ms": "connect_ms"},
+        r"(?P<latency_ms>\d+) (?P<status>-?\d+) \+?(?P<response_bytes>\d+) \S+ \S+ (?P<cancelled>C?)\S* "
+        r'.*?"(?P<route>[A-Z]+ [^ "]+)',
+        {"receive_ms": "receive_ms", "connect_ms": "connect_ms", "cancelled": "cancelled"},
     ),
     # Seconds until the request was sent to the target, until its answer began, and until that was passed on. The end;
     # of a classic balancer, whose lines do not begin with a protocol, the arrival.

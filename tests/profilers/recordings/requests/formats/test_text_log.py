@@ -9,6 +9,7 @@ import pytest
 
 from latfix.errors import InputError
 from latfix.profilers.recordings.requests.formats import text_log
+from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.stages import Status
 from tests.profilers.recordings.requests.formats.test_formats import table_of
 
@@ -147,6 +148,13 @@ def test_lines_below_another_header_of_fields_are_skipped(tmp_path: Path) -> Non
     table = table_of(tmp_path, IIS + more)
     assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
     assert any("Skipped 2 other lines" in note for note in table.notes)
+
+
+def test_a_request_of_haproxy_whose_client_left_is_cancelled(tmp_path: Path) -> None:
+    first = HAPROXY.splitlines(keepends=True)[0]
+    ends = ("200 312 - - CD--", "503 0 - - CC--", "-1 0 - - CH--", "-1 0 - - SH--", "200 9 - - SD--")
+    table = table_of(tmp_path, first + "".join(first.replace("200 312 - - ----", end) for end in ends))
+    assert table.status.tolist() == [Status.OK, CANCELLED, CANCELLED, CANCELLED, Status.ERROR, Status.OK]
 
 
 def test_other_lines_are_skipped_and_counted(tmp_path: Path) -> None:
