@@ -136,6 +136,8 @@ _OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
          "aborted": CANCELLED}  # fmt: skip
+#: JMeter's column that shows that a row is a transaction, and how it begins then.
+_MESSAGE, _SUM = "responseMessage", "Number of samples in transaction"
 #: Of the results of hey and oha.
 _UNANSWERED = "The file has no rows of requests without an answer (refused, timed out): see what its writer counted."
 #: The name of a column whose name was there before.
@@ -191,9 +193,9 @@ def _is_latency(name: str) -> bool:
 def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
     """The names of the columns that have a text that fits, where the first one is; empty if none has."""
     by_line, first_values = _header(path)
-    names, bad = tuple(first_values), BadLines(path, EXPECTED_ROW)
-    json_blocks = _json_blocks(path, names, names, bad, OtherLines())
-    for block, _ in json_blocks if by_line else _csv_blocks(path, names, names, bad):
+    names, ignored = tuple(first_values), (BadLines(path, EXPECTED_ROW), OtherLines())
+    json_blocks, csv_blocks = _json_blocks(path, names, names, *ignored), _csv_blocks(path, names, names, *ignored)
+    for block, _ in json_blocks if by_line else csv_blocks:
         cells = ((name, map(_plain, block[name])) for name in names)
         found = tuple(name for name, each in cells if any(isinstance(cell, str) and fits(cell) for cell in each))
         if found:
@@ -212,7 +214,7 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     def blocks(wanted: Sequence[str], _needed: Collection[str], marks: Collection[str]) -> Iterator[Block]:
         if by_line:
             return _json_blocks(path, wanted, marks, bad, others)
-        return _csv_blocks(path, tuple(first_values), wanted, bad)
+        return _csv_blocks(path, tuple(first_values), wanted, bad, others)
 
     table = read_blocks(path, first_values, _parsed(mapping), blocks, bad)
     unanswered = (_UNANSWERED,) if "DNS+dialup" in first_values else ()
@@ -495,7 +497,9 @@ def _json_blocks(
         yield block, lines
 
 
-def _csv_blocks(path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
+def _csv_blocks(
+    path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines, others: OtherLines
+) -> Iterator[Block]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -504,6 +508,8 @@ def _csv_blocks(path: Path, names: Sequence[str], wanted: Sequence[str], bad: Ba
         return "skip"
 
     at, skipped = 2, bad.count
+    has_sums = {"elapsed", _MESSAGE} <= set(names)
+    included = list(dict.fromkeys((*wanted, _MESSAGE) if has_sums else wanted))
     with opened(path, _EXPECTED) as file:
         try:
             delimiter = _delimiter(file.readline().decode("utf-8", "replace"))
@@ -515,22 +521,36 @@ def _csv_blocks(path: Path, names: Sequence[str], wanted: Sequence[str], bad: Ba
                     delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
                 ),
                 convert_options=csv.ConvertOptions(
-                    include_columns=list(wanted),
-                    column_types=dict.fromkeys(wanted, pa.string()),
+                    include_columns=included,
+                    column_types=dict.fromkeys(included, pa.string()),
                     strings_can_be_null=False,
                     check_utf8=False,
                 ),
             )
             for batch in reader:
-                if batch.num_rows:
-                    yield {name: _with_points(batch.column(name)) for name in wanted}, range(at, at + batch.num_rows)
+                numbers: Sequence[int] = range(at, at + batch.num_rows)
                 at += batch.num_rows
+                if has_sums:
+                    batch, numbers = _without_sums(batch, numbers, others)
+                if batch.num_rows:
+                    yield {name: _with_points(batch.column(name)) for name in wanted}, numbers
         except pa.ArrowInvalid as error:
             if "Empty CSV" in str(error):
                 return
             damaged(path, _EXPECTED, error)
     if lines.count > at - 2 + bad.count - skipped:  # empty lines, or values of several lines
         _find_unclosed_quotes(path, delimiter.encode(), len(names), bad)
+
+
+def _without_sums(rows: Any, numbers: Sequence[int], others: OtherLines) -> tuple[Any, Sequence[int]]:
+    """JMeter's rows without those of transactions, if the samples that they sum up are there too."""
+    import pyarrow.compute as pc
+
+    own = pc.invert(pc.starts_with(rows.column(_MESSAGE), _SUM))
+    if own.true_count in (0, len(own)):
+        return rows, numbers
+    others.add(f"{_SUM} …", own.false_count)
+    return rows.filter(own), np.array(numbers)[own.to_numpy(zero_copy_only=False)].tolist()
 
 
 def _with_points(column: Any) -> Any:

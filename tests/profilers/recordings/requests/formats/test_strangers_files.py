@@ -167,6 +167,16 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert any("no rows of requests without an answer" in note for note in table.notes) == (writer in ("hey", "oha"))
 
 
+def test_transactions_of_jmeter_are_no_further_requests(tmp_path: Path) -> None:
+    header = "timeStamp,elapsed,label,responseCode,responseMessage,threadName,success\n"
+    samples = [f"{1763800000000 + 500 * k},{250 + k},home,200,OK,t,true\n" for k in range(3)]
+    whole = '1763800000000,1251,a,200,"Number of samples in transaction : 3, number of failing samples : 0",t,true\n'
+    table = table_of(tmp_path, "".join([header, *samples, whole]))
+    assert table.latency_ns.tolist() == [250 * MS, 251 * MS, 252 * MS]
+    assert "Skipped 1 other line, the first: 'Number of samples in transaction" in " ".join(table.notes)
+    assert table_of(tmp_path, header + whole).latency_ns.tolist() == [1_251 * MS]  # recorded as one sample
+
+
 @pytest.mark.parametrize("level", [{}, {"level": "info"}])
 def test_a_logger_writes_a_line_when_a_request_ended(tmp_path: Path, level: dict[str, str]) -> None:
     lines = [json.dumps({**level, "ts": 1763800000.5 + k, "latency_ms": 250 if k % 2 else 1900}) for k in range(9)]
