@@ -152,10 +152,13 @@ def _layout(values: list[str]) -> Layout | None:
 
 
 def _envoy_numbers(values: list[str], first: int) -> int | None:
-    """The place of four whole numbers after the flags (and Istio's details): received, sent, duration, upstream."""
-    whole = [value.isdecimal() or value == "-" for value in values]
-    return next((k for k in range(first, len(values)) if len(whole[k : k + 4]) == 4 and all(whole[k : k + 4])
-                 and values[k + 2].isdecimal()), None)  # fmt: skip
+    """The place of bytes received, sent, duration and the upstream's, after the flags and Istio's details.
+
+    Only the last may be ``-``, as details often are.
+    """
+    whole = [value.isdecimal() for value in values]
+    return next((k for k in range(first, len(values) - 3) if all(whole[k : k + 3])
+                 and (whole[k + 3] or values[k + 3] == "-")), None)  # fmt: skip
 
 
 def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:

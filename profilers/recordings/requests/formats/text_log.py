@@ -165,9 +165,7 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
     first = {name: next((row[name] for row in sample if row.get(name)), "") for name in names}
     skipped = OtherLines()
 
-    def blocks(
-        wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]
-    ) -> Iterator[mapped_log.Block]:
+    def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[mapped_log.Block]:
         return _blocks(path, extract, wanted, needed, skipped)
 
     table = mapped_log.read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)

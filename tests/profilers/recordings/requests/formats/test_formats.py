@@ -547,6 +547,11 @@ def test_envoy(tmp_path: Path) -> None:
     assert table.arrival_ns.tolist() == [0, S + MS, 2 * (S + MS)]
     assert table.features["request_bytes"].tolist() == [150, 151, 152]
     assert table.resolution_ns == MS
+    istio = line.replace("200 - 15", '200 - via_upstream - "-" 15')
+    assert (
+        table_of(tmp_path, "".join(istio.format(k) for k in range(3))).latency_ns.tolist()
+        == table.latency_ns.tolist()
+    )
 
 
 def test_the_time_that_a_container_puts_before_a_line_is_when_it_was_written(tmp_path: Path) -> None:
