@@ -66,7 +66,7 @@ def read_options(step: str | None, pattern: str, percentile: float | None, repla
 def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
     """Diagnose a recording, write ``diagnosis.json`` and ``report.html``, print, and return the exit code.
 
-    :raises InputError: it is not a recording, or is damaged, truncated or empty.
+    :raises InputError: it is not a recording, or is damaged, truncated or empty; or ``out`` is not a new folder.
     """
     from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
@@ -76,9 +76,11 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.terminal.diagnosis import render_diagnosis
     from latfix.runners.replay.run_origin import origin_now
-    from latfix.runners.replay.run_session import default_folder, open_folder
+    from latfix.runners.replay.run_session import check_folder, default_folder, open_folder
     from latfix.statistics.censored import Outcomes
 
+    if out is not None:
+        check_folder(out)  # a recording may take minutes to read
     with outputs.in_any_case(path.name, gates.texts):
         diagnosis = diagnose_recording(path, options)
         subject = GateSubject.from_diagnosis(diagnosis.to_json())

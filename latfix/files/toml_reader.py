@@ -123,7 +123,8 @@ def _text(file: Path) -> str:
     except FileNotFoundError as error:
         raise InputError(f"{file}: found no such file; latfix init DIR writes one to start from") from error
     except OSError as error:
-        raise InputError(f"{file}: found a file that cannot be read ({error.strerror}); check it") from error
+        found = f"a file that cannot be read ({error.strerror})"
+        raise input_error(file, None, found, _EXPECTED, "check it") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         found = f"byte 0x{error.object[error.start]:02x}, which is not UTF-8"

@@ -111,16 +111,27 @@ def new_folder(path: Path) -> Path:
     return new
 
 
-def open_folder(path: Path) -> Path:
-    """Create a run's folder, check that it is writable, and claim it for this command, before anything is replayed.
+def check_folder(path: Path) -> None:
+    """Check that a folder for results is new or empty, without creating it.
 
-    :raises InputError: it exists and is not empty, cannot be written, or its disk is full.
+    :raises InputError: it is a file, is not empty, or cannot be looked into.
     """
     try:
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
         if path.is_dir() and any(path.iterdir()):
             raise _not_empty(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def open_folder(path: Path) -> Path:
+    """Create a run's folder, check that it is writable, and claim it for this command, before anything is replayed.
+
+    :raises InputError: it exists and is not empty, cannot be written, or its disk is full.
+    """
+    check_folder(path)
+    try:
         path.mkdir(parents=True, exist_ok=True)
         if not claim(path):
             raise _not_empty(path)

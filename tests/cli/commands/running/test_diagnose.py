@@ -131,7 +131,7 @@ def test_a_folder_instead_of_the_file(bench: Bench) -> None:
     (bench.workload / "workload.toml").unlink()
     bench.diagnose(message="without workload.toml")
     (bench.workload / "workload.toml").mkdir()
-    bench.diagnose(message="workload.toml")
+    bench.diagnose(message="workload.toml: found a file that cannot be read (Is a directory); expected a TOML file")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy:
 def test_gates_judge_a_recording(gate: str, expected: int, cli: Cli, toy: Path, tmp_path: Path) -> None:
     code, shown, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", gate)
     assert code == expected, shown + error
+
+
+def test_the_folder_for_the_results_is_checked_before_the_recording_is_read(
+    cli: Cli, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(detect, "READERS", (replace(TOY, read=lambda *given: read.append(given)),))
+    (tmp_path / "used" / "earlier").mkdir(parents=True)
+    for folder in (tmp_path / "used", toy):
+        refused(cli("diagnose", toy, "--out", folder), str(folder), "--out")
+    assert not read
 
 
 def test_a_file_that_is_not_a_recording_is_refused_before_its_options(cli: Cli, tmp_path: Path) -> None:
