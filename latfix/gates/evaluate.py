@@ -28,6 +28,7 @@ from latfix.statistics.decision import FINAL
 MOST_LOST = 0.01
 #: A latency's bound that is this many times as far away is shown as none.
 _FAR = 100.0
+_NO_ACCURACY = "accuracy is unknown: answers that do not repeat, or hold nothing, cannot be compared"
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -95,9 +96,13 @@ def evaluate(
 
     :param baseline: what ``baseline`` in the gate refers to.
     :param past: what ``history`` in the gate refers to.
-    :raises InputError: the gate needs a baseline, a history or a figure that is missing.
+    :returns: undecided if an accuracy is missing, which a search only knows at its end.
+    :raises InputError: the gate needs a baseline, a history or another figure that is missing.
     """
     check_gates([gate], baseline=baseline is not None, accuracy=True, causes=True, history=past is not None)
+    sides = (subject, baseline) if gate.needs_baseline else (subject,)
+    if gate.metric == "accuracy" and any(side is not None and side.accuracy is None for side in sides):
+        return GateResult(gate=gate, value=None, passed=None, reason=_NO_ACCURACY)
     held = Held(gate=gate, subject=subject, figure=_figure(gate, subject))
     if gate.needs_history and past is not None:
         level = past.level(gate.metric)

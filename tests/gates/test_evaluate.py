@@ -280,10 +280,23 @@ def test_gates_on_a_diagnosis(text: str, passed: bool | None) -> None:
 def test_a_missing_baseline_or_figure_is_the_user_s_mistake() -> None:
     with pytest.raises(InputError, match="no baseline"):
         evaluate(parse_gate("p99<=baseline*1.05"), _subject())
-    with pytest.raises(InputError, match="no accuracy"):
-        evaluate(parse_gate("accuracy>=0.9"), _subject(accuracy=None))
     with pytest.raises(InputError, match=r"no cause:python\.gc"):
         evaluate(parse_gate("cause:python.gc<10%"), _subject())
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "passed"),
+    [
+        ("accuracy>=0.5", "new", None),
+        ("accuracy>=0.5", "base", True),
+        ("accuracy>=baseline-0.5", "new", None),
+        ("accuracy>=baseline-0.5", "base", None),
+    ],
+)
+def test_an_accuracy_that_was_not_measured_passes_no_gate(text: str, unknown: str, passed: bool | None) -> None:
+    sides = [_subject(accuracy=None if unknown == side else 0.9) for side in ("new", "base")]
+    result = evaluate(parse_gate(text), *sides)
+    assert result.passed is passed and (result.value is None) == (passed is None)
 
 
 @pytest.mark.parametrize("text", ["p99<baseline", "accuracy>=0.9", "cause:python.gc<10%", "unexplained_share<25%"])

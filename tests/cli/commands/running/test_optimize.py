@@ -15,6 +15,7 @@ from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
 from latfix.history.store import History
 from latfix.profilers.diagnose import diagnose
+from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import compare_rounds
 from latfix.results.optimization_step import Step
 from latfix.runners.optimize.optimizer import Options, Outcome
@@ -34,6 +35,7 @@ class Search:
         self.failure = ""
         self.interrupted = False
         self.file = ""
+        self.unrepeatable = 0
 
     def __call__(
         self,
@@ -77,7 +79,10 @@ class Search:
         pairs = [(replay(f"final/before-{k}", 1.0), replay(f"final/after-{k}", self.gain)) for k in range(3)]
         outcome.before, outcome.after = pairs[-1]
         outcome.final_accuracy = 0.895
-        outcome.final = compare_rounds(*map(list, zip(*pairs, strict=True)), accuracy=(0.9, 0.895))
+        if self.unrepeatable:
+            outcome.accuracy_kind = "agreement: scores"
+            outcome.answers = AnswerCheck(outputs=(), compared=0, differing=0, unrepeatable=self.unrepeatable)
+        outcome.final = compare_rounds(*map(list, zip(*pairs, strict=True)), accuracy=outcome.accuracies)
         outcome.after_diagnosis = diagnose(outcome.after, bootstrap=20)
         outcome.steps = [
             Step(fix="gc.freeze", status="kept", reason="p95 x0.40", comparison=outcome.final, verified="frozen"),
@@ -128,6 +133,17 @@ def test_the_result_in_every_form(optimize: Cli, tmp_path: Path) -> None:
     for words in ("| **kept** |", "| rejected | accuracy 0.9", "&#124; limit 0.89", "×0.4", "p99, ms", "unexplained"):
         assert words in out, words
     assert "::error title=gate mean<0.1ms failed::" in err and "::warning title=gate p99<history*2 undecided" in err
+
+
+def test_an_accuracy_that_cannot_be_measured_costs_no_result(optimize: Cli, search: Search, tmp_path: Path) -> None:
+    """Only the search shows that answers do not repeat."""
+    search.unrepeatable = 2
+    code, _, err = optimize("--gate", "accuracy>=baseline-0.01", "--gate", "mean<1s", "--junit", tmp_path / "j")
+    assert code == 3, err
+    document = json.loads((tmp_path / "o" / "optimization.json").read_text())
+    assert [gate["passed"] for gate in document["gates"]] == [None, True]
+    assert document["after"]["accuracy"] is None and (tmp_path / "o" / "plan.toml").is_file()
+    assert "do not repeat" in (tmp_path / "j").read_text()
 
 
 def test_the_plan_of_an_onnx_file_replaces_what_runs_it(optimize: Cli, search: Search, tmp_path: Path) -> None:
