@@ -53,17 +53,21 @@ def compare(
     from latfix.reports.terminal.comparison import render_comparison
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
-    from latfix.runners.http_target.address import is_address
+    from latfix.runners.http_target.address import is_address, parse_address
     from latfix.runners.replay.run_session import default_folder, open_folder
 
     check_seed(seed)
     gates = [parse_gate(text) for text in gate or ()]
+    texts = [one.text for one in gates]
+    outputs = Outputs.open("compare", written)
     folder, pairs = None if out is None else open_folder(out), [Path(base), Path(new), *(more or ())]
     if is_address(base) or is_address(new):
+        check_gates(gates, baseline=True, accuracy=False, causes=False)
         folder = folder or open_folder(default_folder("addresses", "compare"))
-        pairs = address_flow.replay_in_turns(
-            (base, new, *map(str, more or ())), service, traffic, rounds, seed, folder
-        )
+        with outputs.in_any_case(parse_address(new).name if is_address(new) else new, texts):
+            pairs = address_flow.replay_in_turns(
+                (base, new, *map(str, more or ())), service, traffic, rounds, seed, folder
+            )
     else:
         service.refuse(base)
         why = f"found {base}, a recorded run, which is not replayed; omit the option"
@@ -72,9 +76,8 @@ def compare(
     befores, afters = ([RunRecord.load(pair[k]) for pair in in_turns] for k in (0, 1))
     before, after = befores[-1], afters[-1]
     scored = all(record.meta.accuracy is not None for record in (*befores, *afters))
-    outputs = Outputs.open("compare", written)
     workload = after.meta.workload or after.folder.name
-    with outputs.in_any_case(workload, [one.text for one in gates]):
+    with outputs.in_any_case(workload, texts):
         check_gates(gates, baseline=True, accuracy=scored, causes=False)
         comparison = compare_rounds(befores, afters, seed=seed)
         metrics = [one.metric for one in gates]

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, refused
 
 Serve = Callable[[float], str]
 
@@ -67,6 +68,25 @@ def test_two_addresses_are_replayed_in_turns(cli: Cli, serve: Serve, traffic: st
     assert found["ratio"]["p50"]["value"] < 0.5
     started = {path.parent.name: json.loads(path.read_text())["started"] for path in out.glob("*/run.json")}
     assert sorted(started, key=lambda name: started[name]) == ["base-1", "new-1", "new-2", "base-2"]
+
+
+@pytest.mark.parametrize("option", [("--json", "/proc/x/y"), ("--gate", "accuracy>=0.9")])
+def test_outputs_and_gates_are_checked_before_a_replay(
+    option: tuple[str, str], cli: Cli, serve: Serve, traffic: str, tmp_path: Path
+) -> None:
+    address = serve(0.0)
+    refused(cli("compare", address, address, "--traffic", traffic, "--out", tmp_path / "out", *option), option[0])
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_service_that_is_away_leaves_its_reports(
+    cli: Cli, traffic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    away, gate = ("http://127.0.0.1:9/x", "http://127.0.0.1:9/y"), "p99<=baseline*1.1"
+    refused(cli("compare", *away, "--traffic", traffic, "--gate", gate, "--junit", tmp_path / "j"), "127.0.0.1:9")
+    (case,) = ElementTree.fromstring((tmp_path / "j").read_text()).iter("testcase")
+    assert (case.get("name"), case[0].tag) == (gate, "error")
 
 
 @pytest.mark.parametrize(
