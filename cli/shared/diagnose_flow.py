@@ -258,7 +258,7 @@ def conclude(
     explained = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)
-    typed = None if workload is None else workload_argument(record.meta, typed=workload)
+    typed = workload_argument(record.meta, typed=workload)
     console = outputs.console()
     if explained is not None and not outputs.to_stdout:
         console.print(explained.render())
@@ -268,6 +268,7 @@ def conclude(
         document if explained is None else {**document, "requests_explained": explained.to_json()},
         failure=failure,
         interrupted=interrupted,
+        typed=None if workload is None else typed,
     )
     if row is not None:
         gates.recording.add(row)

@@ -129,6 +129,8 @@ def _conclude(
         extra={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},
         failure=outcome.failure,
         interrupted=outcome.interrupted,
+        typed=typed,
+        plan=str(folder / found.plan),
     )
     if row is not None:
         gates.recording.add(row)

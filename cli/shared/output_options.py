@@ -118,12 +118,15 @@ class Outputs:
         workload: str = "",
         failure: str = "",
         interrupted: bool = False,
+        typed: str | None = None,
+        plan: str = "",
     ) -> None:
         """Write the document and the outputs for CI.
 
         :param extra: further fields for the CI outputs.
         :param workload: its name if the document has none.
         :param failure: why the result is not reliable; empty if it is.
+        :param typed: the workload as the user types it; ``plan`` the path of its plan.
         """
         self.json.write_json(document)
         if self._for_ci():
@@ -131,7 +134,8 @@ class Outputs:
 
             why = failure or (_INTERRUPTED if interrupted else "")
             whole = {**document, **(extra or {})}
-            self._report(read_summary(whole, command=self.command, workload=workload, failure=why))
+            names = {"workload": workload, "plan": plan}
+            self._report(read_summary(whole, command=self.command, failure=why, typed=typed, **names))
 
     @contextlib.contextmanager
     def in_any_case(self, workload: str, gates: Sequence[str]) -> Iterator[None]:

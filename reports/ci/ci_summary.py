@@ -78,12 +78,21 @@ class Summary:
         return f"gates: {', '.join(counts)}" if counts else ""
 
 
-def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "", failure: str = "") -> Summary:
+def read_summary(
+    document: Mapping[str, Any],
+    *,
+    command: str,
+    workload: str = "",
+    failure: str = "",
+    typed: str | None = None,
+    plan: str = "",
+) -> Summary:
     """The summary of a document.
 
     :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline; of
         any other result, only the common fields are read.
     :param workload: its name if the document has none.
+    :param typed: the workload as a user types it, and ``plan`` the path of its plan; without them their names.
     """
     common: dict[str, Any] = {"command": command, "failure": failure}
     schema = document.get("schema")
@@ -109,7 +118,7 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
             intervals_ms={key: pair for key, pair in run.latency_ci95_ms.items() if lower_end(pair) is not None},
             causes=run.causes,
             notes=run.notes,
-            answer=diagnosis_answer(run),
+            answer=diagnosis_answer(run, workload=typed),
         )
     found: Comparison | Optimization
     steps: list[StepRow] = []
@@ -122,7 +131,7 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
         change, steps = optimization_change(found), step_rows(found.steps)
         workload = found.workload or workload
         common |= {"device": found.device}
-        common["answer"] = optimization_answer(found, workload=found.workload, plan=found.plan)
+        common["answer"] = optimization_answer(found, workload=typed or found.workload, plan=plan or found.plan)
     return Summary(
         **common,
         workload=workload,

@@ -104,8 +104,8 @@ def _begins_link(shown: str, k: int) -> bool:
     return shown[max(k - 3, 0) : k].lower() == "www"
 
 
-def _code(value: object) -> str:
-    return f"<code>{text(value, limit=200)}</code>"
+def _code(value: object, *, limit: int = 200) -> str:
+    return f"<code>{text(value, limit=limit)}</code>"
 
 
 def _on(device: str) -> str:
@@ -136,7 +136,8 @@ def _answer(answer: Answer | None) -> list[str]:
     known = [] if answer is None else zip(answer.lines, answer.labeled(), strict=True)
     lines = [labeled for line, labeled in known if line.label or labeled.label != "gates"]
     return [
-        f"- **{text(line.label)}** {_code(line.words) if line.is_command else text(line.words)}" for line in lines
+        f"- **{text(line.label)}** {_code(line.words, limit=_LONGEST) if line.is_command else text(line.words)}"
+        for line in lines
     ]
 
 

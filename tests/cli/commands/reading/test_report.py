@@ -43,6 +43,21 @@ def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], cli: Cli, 
     assert "--figures" in refused(cli("report", runs[True], "--figures", tmp_path / "file"))
 
 
+def test_the_next_step_names_the_folder_of_the_workload(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is no argument of a command."""
+    meta = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**meta, "workload": "ranker", "workload_folder": "/srv/my ranker"}))
+    named: list[str] = []
+
+    def render(*_: object, workload_argument: str, **__: object) -> str:
+        named.append(workload_argument)
+        return ""
+
+    monkeypatch.setattr("latfix.reports.terminal.diagnosis.render_diagnosis", render)
+    assert cli("report", run)[0] == 0
+    assert named == ["/srv/my ranker"]
+
+
 def test_partial_and_whole_runs_compare(runs: dict[bool, Path], cli: Cli) -> None:
     code, out, err = cli("compare", runs[True], runs[False], "--json", "-")
     assert code == 0, err

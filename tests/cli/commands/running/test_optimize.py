@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -172,6 +173,18 @@ def test_the_next_step_names_the_workload_as_typed(
     monkeypatch.chdir(tmp_path)
     assert cli("optimize", "w", "--out", "o")[0] == 0
     assert named == ["w"]
+
+
+def test_a_summary_names_workload_and_plan_as_a_shell_finds_them(
+    optimize: Cli, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search.file = "model.onnx"  # a plan that changes a setting
+    monkeypatch.chdir(tmp_path)
+    deep = Path("runs", *["of a branch"] * 20)  # a long path is not cut off
+    code, out, err = optimize("--out", deep, "--markdown", "-")
+    assert code == 0, err
+    command = f"latfix diagnose {tmp_path / 'w'} --plan '{deep / 'plan.toml'}'"
+    assert command in unescape(out.replace("<!-- -->", ""))
 
 
 def test_what_is_recorded_is_the_service_with_its_fixes(optimize: Cli, search: Search, tmp_path: Path) -> None:
