@@ -57,12 +57,14 @@ class ReplayProgress:
     """Shows a replay: one live line in a terminal, a plain line every five seconds elsewhere.
 
     :param requests: number of requests in the schedule.
-    :param last_s: arrival time of the last one.
+    :param last_s: arrival time of the last one; the replay begins at ``from_s``.
     :param segment: the file that rows of ended requests are appended to.
     :param loading: true if the service is loaded first; loading reports no progress.
     """
 
-    def __init__(self, *, label: str, requests: int, last_s: float, segment: Path, loading: bool) -> None:
+    def __init__(
+        self, *, label: str, requests: int, last_s: float, from_s: float = 0.0, segment: Path, loading: bool
+    ) -> None:
         from rich.console import Console
         from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn
@@ -71,7 +73,8 @@ class ReplayProgress:
         self._requests = requests
         self._last_s = last_s
         self._latencies = RunningLatencies(segment)
-        self._first = "loading the model" if loading else f"{counted(requests, 'request')} in {seconds(last_s)}"
+        span = seconds(last_s - from_s)
+        self._first = "loading the model" if loading else f"{counted(requests, 'request')} in {span}"
         self._console = Console(file=sys.stderr)
         self._history: list[tuple[float, int]] = []
         self._next_line = 0.0

@@ -209,7 +209,7 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     """The schedule to replay: read, mapped, repeated, scaled and cut, in this order."""
     from latfix.traffic.derived_features import parse_map_option
     from latfix.traffic.io.reader import read_traffic
-    from latfix.traffic.transforms import limit, repeat, scale_time, scale_to_duration, slice_time
+    from latfix.traffic.transforms import limit, repeat, scale_time, scale_to_duration, slice_time, without_lead
 
     mapping = {**spec.traffic_map, **parse_map_option(options.mapping or ())}
     traffic = read_traffic(spec.traffic, mapping=mapping, skip_bad_lines=options.skip_bad_lines)
@@ -221,14 +221,15 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     if speed != 1.0:
         traffic = scale_time(traffic, speed)
     if options.to_duration is not None:
-        traffic = scale_to_duration(traffic, options.to_duration)
+        traffic = scale_to_duration(without_lead(traffic), options.to_duration)
     if options.duration is not None:
-        start, first = traffic.start_s, float(traffic.arrival_ns[0]) / 1e9
-        if start + options.duration <= first:
+        traffic = without_lead(traffic)
+        first = float(traffic.arrival_ns[0]) / 1e9
+        if options.duration <= first:
             raise InputError(
                 f"--duration: found no request in the first {options.duration:g} s; the first one is at {first:g} s"
             )
-        traffic = slice_time(traffic, start, start + options.duration)
+        traffic = slice_time(traffic, 0.0, options.duration)
     if options.limit is not None:
         traffic = limit(traffic, options.limit)
     return traffic

@@ -24,6 +24,7 @@ def progress_of(label: str, traffic: Traffic, folder: Path, *, loading: bool = F
         label=label,
         requests=len(traffic),
         last_s=traffic.duration_s,
+        from_s=traffic.start_s,
         segment=folder / "segments" / "requests.bin",
         loading=loading,
     )

@@ -30,6 +30,14 @@ def scale_time(traffic: Traffic, speed: float) -> Traffic:
     return _noted(replace(traffic, arrival_ns=scaled), "scale_time", speed=speed)
 
 
+def without_lead(traffic: Traffic) -> Traffic:
+    """The traffic from its first request on if a replay skips the time before that (:attr:`Traffic.start_s`)."""
+    if not traffic.start_s:
+        return traffic
+    begun = replace(traffic, arrival_ns=traffic.arrival_ns - traffic.arrival_ns[0])
+    return _noted(begun, "without_lead", seconds=traffic.start_s)
+
+
 def scale_to_duration(traffic: Traffic, seconds: float) -> Traffic:
     """Scale arrivals so that the last is at ``seconds``.
 

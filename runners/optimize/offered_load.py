@@ -11,7 +11,7 @@ from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from latfix.traffic.transforms import limit, scale_to_duration
+from latfix.traffic.transforms import limit, scale_to_duration, without_lead
 
 #: Offered load as a multiple of the measured throughput: a fix may double or triple the latter.
 _OVER = 5.0
@@ -56,4 +56,5 @@ def saturating(
 
 
 def _within(traffic: Traffic, seconds: float) -> Traffic:
-    return scale_to_duration(traffic, seconds) if traffic.duration_s > 0 else traffic
+    begun = without_lead(traffic)
+    return scale_to_duration(begun, seconds) if begun.duration_s > 0 else begun

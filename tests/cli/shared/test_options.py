@@ -128,11 +128,15 @@ def test_no_request_within_the_duration(tmp_path: Path, write_workload: WriteWor
         load_traffic(load_spec(str(folder)), TrafficOptions(duration=0.5))
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({"duration": 2.0}, [0.0, 1.0]), ({"to_duration": 10.0}, [0.0, 2.0, 10.0])],
+)
 def test_a_duration_counts_from_the_first_request_where_that_comes_late(
-    tmp_path: Path, write_workload: WriteWorkload
+    options: Any, seconds: list[float], tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
     folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": 3600}, {"arrival_s": 3601}, {"arrival_s": 3605}])
-    assert len(load_traffic(load_spec(str(folder)), TrafficOptions(duration=2.0))) == 2
+    assert _seconds(load_traffic(load_spec(str(folder)), TrafficOptions(**options))) == seconds
 
 
 @pytest.mark.parametrize(

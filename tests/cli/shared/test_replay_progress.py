@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfix.cli.shared.replay_progress import ReplayLines
+from latfix.cli.shared.replay_progress import ReplayLines, progress_of
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, NeighborWatch
 from latfix.traffic.schedule import Traffic
 
@@ -34,6 +34,14 @@ def test_a_busy_machine_is_reported_before_a_replay_and_once(
     err = capsys.readouterr().err
     assert err.count("The machine is busy: in 34 % of the last minute") == warned
     assert err.count("busy") == warned
+
+
+def test_the_time_before_a_late_first_request_is_not_awaited(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with progress_of("ranker", Traffic.plain(np.array([1000, 1060]) * 10**9), tmp_path):
+        pass
+    assert capsys.readouterr().err == "ranker: 2 requests in 60.0 s\n"
 
 
 def test_a_neighbor_that_comes_between_two_replays_is_named_and_its_end_too(
