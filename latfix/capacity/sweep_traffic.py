@@ -14,7 +14,7 @@ from latfix.errors import InputError
 from latfix.formatting import counted
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import fano_factor
-from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
+from latfix.traffic.transforms import MAX_REQUESTS, limit, repeat, scale_time, slice_time
 from latfix.traffic.value_parsers import MAX_SECONDS
 
 #: The share of the budget that the first round over the requested loads may take.
@@ -84,8 +84,7 @@ class Part:
         """The schedule at a multiple of the recorded rate, with the same burstiness."""
         sent = self.sent(load)
         if sent < len(self.traffic):
-            until = float(self.traffic.arrival_ns[sent]) / 1e9
-            return scale_time(slice_time(self.traffic, 0.0, until), load * self.recorded / self.rate)
+            return scale_time(limit(self.traffic, sent), load * self.recorded / self.rate)
         times = self._times(load)
         if times == 1:
             return scale_time(self.traffic, load * self.recorded / self.rate)
@@ -109,8 +108,9 @@ class Part:
         return np.asarray((np.tile(recorded - recorded[0], times) + copies) * slower, dtype=np.float64)
 
     def sent(self, load: float) -> int:
-        """How many of them are replayed; only the first ones if all would take too long."""
-        fitting = max(self.longest_s * load * self.recorded, float(_FEWEST))
+        """How many of them are replayed; only the first ones if all would take too long, but not of one moment."""
+        at_once = int(np.searchsorted(self.traffic.arrival_ns, self.traffic.arrival_ns[0], side="right"))
+        fitting = max(self.longest_s * load * self.recorded, float(_FEWEST), at_once + 1.0)
         return math.ceil(min(float(self.requests(load)), fitting))
 
     def _times(self, load: float) -> int:

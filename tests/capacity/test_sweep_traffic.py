@@ -111,6 +111,14 @@ def test_a_point_is_not_repeated_beyond_the_longest_schedule() -> None:
     assert len(part.at(1e9)) == 100
 
 
+def test_a_point_is_never_of_one_moment() -> None:
+    """Traffic from a log whose times are whole seconds."""
+    part = part_of(_arriving(*np.repeat(np.arange(4) * 10**9, 100).tolist()), 400, longest_s=0.5)
+    schedule = part.at(0.5)
+    assert len(schedule) == part.sent(0.5) == 101
+    assert schedule.duration_s == pytest.approx(2.0)
+
+
 def test_requests_by_budget() -> None:
     few = plan_requests(40.0, LOADS, 9, 300.0, P99)
     some = plan_requests(40.0, LOADS, 1, 300.0, P99)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,15 +37,17 @@ def saturate(world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any
     return call
 
 
-def test_requests_come_five_times_as_fast_as_they_are_served(world: Any, saturate: Any) -> None:
-    found = saturate(world.traffic(60.0), 300.0)
+@pytest.mark.parametrize("lead_s", [0, 3600])
+def test_requests_come_five_times_as_fast_as_they_are_served(lead_s: int, world: Any, saturate: Any) -> None:
+    traffic = world.traffic(60.0)
+    found = saturate(replace(traffic, arrival_ns=traffic.arrival_ns + lead_s * 10**9), 300.0)
     (name, folder, _) = world.replays[0]
     assert (name, folder) == ("at once", "at-once") and len(world.replays) == 1
     (record,) = world.records.values()
     ends = record.requests["arrival_ns"] + record.requests["latency_ns"]
     served = len(ends) / ((ends.max() - record.requests["arrival_ns"].min()) / 1e9)
     assert len(found) == min(len(world.traffic(60.0)), int(0.15 * 300 * served))
-    assert len(found) / found.duration_s == pytest.approx(5 * served, rel=0.01)
+    assert len(found) / float(np.ptp(found.arrival_ns) / 1e9) == pytest.approx(5 * served, rel=0.01)
     assert not any(arm.alive for arm in world.arms)
 
 
