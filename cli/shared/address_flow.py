@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -142,7 +143,7 @@ class ServerLog:
                 break
             time.sleep(_AGAIN_S)
         if failure is not None:
-            again = f"latfix report {record.folder} --server-log FILE joins another"
+            again = f"latfix report {shlex.quote(str(record.folder))} --server-log FILE joins another"
             message = failure.message.replace("--map", "--server-map")
             raise InputError(f"{message}; the run is kept: {again}") from failure
         return open_record(record.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def optimize_into(
         try:
             outcome = optimizer.run()
         except Interrupted as stopped:
-            kept = stopped.record.folder
+            kept = shlex.quote(str(stopped.record.folder))
             progress.say(f"Interrupted during the baseline; show the recorded part with: latfix report {kept}")
             outputs.interrupted(spec.name, gates.texts)
             return EXIT_INTERRUPTED

@@ -380,7 +380,7 @@ def check_writable(option: str, where: str) -> None:
             with path.open("ab"):
                 pass
             if not existed:
-                path.unlink()
+                Path(os.path.realpath(path)).unlink()  # of a link, the file that it names
             elif os.access(path, os.R_OK) and (found := _recorded_in(path)):
                 raise InputError(f"{option}: found {found} in {where}, which it would replace; name another file")
     except OSError as error:

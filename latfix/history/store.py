@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ class History:
         _check_file(path)
         if not path.exists():
             raise InputError(
-                f"{path}: found no history; latfix diagnose WORKLOAD --history {path} creates one, "
+                f"{path}: found no history; latfix diagnose WORKLOAD --history {shlex.quote(str(path))} creates one, "
                 "--history FILE names another"
             )
         history = cls(path)

@@ -253,6 +253,8 @@ def test_reading_creates_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "h").exists()
     (tmp_path / "h").touch()
     assert History.read(tmp_path / "h").rows() == [] and (tmp_path / "h").read_bytes() == b""
+    with pytest.raises(InputError, match=f"--history '{tmp_path}/my h' creates one"):
+        History.read(tmp_path / "my h")
 
 
 def test_names_that_sqlite_reads_as_something_else_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.errors import InputError
+from latfix.formatting import visible
 
 if TYPE_CHECKING:
     from latfix.traffic.schedule import Traffic
@@ -269,7 +270,7 @@ def _transform_line(entry: dict[str, object]) -> str:
         for name, value in entry.items()
         if name != "transform" and value is not None
     )
-    return f"  {entry['transform']}: {rest}"
+    return visible(f"  {entry['transform']}: {rest}", limit=1000)
 
 
 def _written_line(traffic: Traffic, target: Path) -> str:

@@ -163,6 +163,14 @@ def test_json_goes_to_a_file_whole(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == {"a": 1}, "and spoils nothing that is there"
 
 
+def test_json_goes_to_the_file_that_a_link_names(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("file.json")
+    target = Target.open("--json", str(tmp_path / "link.json"))
+    assert not (tmp_path / "file.json").exists(), "nothing is written before there is a result"
+    target.write_json({"a": 1})
+    assert (tmp_path / "link.json").is_symlink() and json.loads((tmp_path / "file.json").read_text()) == {"a": 1}
+
+
 def test_json_into_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

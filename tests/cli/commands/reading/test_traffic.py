@@ -70,6 +70,16 @@ def test_convert_speed_and_skipped_lines(recorded: Path, tmp_path: Path) -> None
     assert read_traffic(tmp_path / "o.csv").duration_s == pytest.approx(9.95)
 
 
+def test_a_sidecar_sends_nothing_to_the_terminal(recorded: Path, tmp_path: Path) -> None:
+    run("convert", recorded, tmp_path / "a.jsonl", "--limit", 100)
+    beside = tmp_path / "a.jsonl.meta.json"
+    content = json.loads(beside.read_text())
+    content["metadata"]["transforms"].append({"transform": "x", "note": "\x1b]0;owned\x07"})
+    beside.write_text(json.dumps(content))
+    output = run("convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert "owned" in output and "\x1b" not in output and "\x07" not in output
+
+
 @pytest.mark.parametrize("kind", ["poisson", "gamma", "bursts", "periodic"])
 def test_synthesize_writes_what_inspect_recognizes(kind: str, tmp_path: Path) -> None:
     target = tmp_path / "t.jsonl"

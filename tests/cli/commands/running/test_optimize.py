@@ -226,8 +226,11 @@ def test_a_baseline_that_fails_leaves_its_reports(
         raise AssertionError
 
     monkeypatch.setattr(Search, "run", run)
-    code, _, _ = optimize("--gate", "p99<1s", "--junit", tmp_path / "j", "--markdown", tmp_path / "m")
+    reports = ("--junit", tmp_path / "j", "--markdown", tmp_path / "m")
+    code, _, err = optimize("--gate", "p99<1s", "--out", tmp_path / "my o", *reports)
     assert code == (4 if isinstance(error, RunnerError) else 130)
+    shown = f"show the recorded part with: latfix report '{tmp_path / 'my o' / 'baseline'}'\n"
+    assert (shown in err) == (error == "interrupted")
     assert '<error type="not judged"' in (tmp_path / "j").read_text()
     assert "not evaluated" in (tmp_path / "m").read_text()
 
