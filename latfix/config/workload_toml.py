@@ -199,13 +199,15 @@ def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
     )
 
 
-def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[str]:
+def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str], *, skipped_lines: int = 0) -> list[str]:
     """The options that select the same traffic again: those that differ from the workload's own file.
 
     :param mapping: all derived features, by name.
+    :param skipped_lines: malformed lines that were left out.
     """
     words = ["--traffic", str(spec.traffic)] if spec.traffic_given else []
     words += ["--profile", spec.profile] if spec.profile else []
+    words += ["--skip-bad-lines"] if skipped_lines else []
     for name, expression in mapping.items():
         if spec.traffic_map.get(name) != expression:
             words += ["--map", f"{name}={expression}"]

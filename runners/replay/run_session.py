@@ -302,7 +302,11 @@ def _first_meta(replay: Replay) -> RunMeta:
         seed=replay.seed,
         scheduled=len(traffic),
         traffic=dict(traffic.metadata),
-        traffic_arguments=tuple(traffic_arguments(spec, traffic.metadata.get("mapping", {}))),
+        traffic_arguments=tuple(
+            traffic_arguments(
+                spec, traffic.metadata.get("mapping", {}), skipped_lines=traffic.metadata.get("skipped_lines", 0)
+            )
+        ),
         traffic_sha256=schedule_digest(traffic),
         waited_before=waited_before(),
         origin=run_origin(spec.folder),

@@ -198,6 +198,7 @@ def test_inputs_without_effect_are_refused(model: Path, tmp_path: Path) -> None:
 
 def test_options_that_select_the_same_traffic(folder: Path, model: Path, tmp_path: Path) -> None:
     assert traffic_arguments(load_spec(str(folder)), {}) == []
+    assert traffic_arguments(load_spec(str(folder)), {}, skipped_lines=1) == ["--skip-bad-lines"]
     other = tmp_path / "other.jsonl"
     other.touch()
     given = load_spec(str(model), traffic=other)
