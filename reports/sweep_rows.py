@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from latfix.capacity.max_load import LargestLoad, PredictedLoad
-from latfix.formatting import NONE, interval, milliseconds, percentile_label, rate, significant
+from latfix.formatting import NONE, counted, interval, milliseconds, percentile_label, rate, significant
 from latfix.reports.comparison_rows import GateRow, outcome_of
 from latfix.reports.vocabulary import Severity
 from latfix.results.sweep import BestSetting, Sweep, SweepPoint, SweptSetting
@@ -186,6 +186,8 @@ class SweepRows:
 
     def sentence(self) -> str:
         """The answer in one sentence."""
+        if self.found.state == "running":  # its document has points and no settings
+            return f"No answer: the sweep has not reached its end ({counted(len(self.found.points), 'point')})."
         if not any(setting.points for setting in self.settings):
             return "No replay reached its end."
         if not self.judged:
@@ -242,7 +244,7 @@ class SweepRows:
         if not self.judged:
             return "calm"
         if self.found.best is None:
-            return "warn" if self.undecided() else "bad"
+            return "warn" if self.undecided() or self.found.state == "running" else "bad"
         return _STATUS_SEVERITY.get(self.found.best.status, "warn")
 
 

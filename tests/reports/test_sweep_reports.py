@@ -214,6 +214,13 @@ def test_sentences(status: str, ends: list[float | None] | None, words: str) -> 
     assert words in sentence(content)
 
 
+def test_a_sweep_that_was_ended_has_no_answer_and_says_so(tmp_path: Path) -> None:
+    content = {**document(), "state": "running", "settings": [], "best": None, "gate": None, "pareto": []}
+    words = "No answer: the sweep has not reached its end (7 points)."
+    assert sentence(content) == words and words in shown(content)
+    assert words in page(content, tmp_path).text
+
+
 def test_a_knee_outside_the_loads_is_shown_on_the_right_side() -> None:
     content = document()
     for at, words in ((20.0, "below 20.0/s"), (60.0, "above 60.0/s")):
