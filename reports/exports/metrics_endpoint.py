@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from latfix.errors import InputError
 
@@ -23,6 +25,11 @@ class MetricsEndpoint(ThreadingHTTPServer):
 
     daemon_threads = True
     text = "# EOF\n"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about a client that went away; others print a traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

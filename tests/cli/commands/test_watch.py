@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -81,6 +82,19 @@ def test_figures_are_served_while_it_watches(cli: Cli, tmp_path: Path) -> None:
     asking.join()
     assert code == 0
     assert "latfix_window_requests{workload=" in scraped[-1] and scraped[-1].endswith("# EOF\n")
+
+
+def test_a_client_that_went_away_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """As a check of a load balancer does: it resets the connection."""
+    with metrics_endpoint("0") as server:
+        assert server is not None
+        server.daemon_threads = False  # so that its end waits for what they print
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            client.sendall(b"GET /met")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
+            assert answer.read() == b"# EOF\n"
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("where", ["", "x", "localhost", "70000", "127.0.0.1:", "no.such.host.invalid:9"])
