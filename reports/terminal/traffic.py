@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latfix.errors import InputError, input_error
-from latfix.formatting import visible
+from latfix.formatting import counted, visible
 from latfix.reports.charts.inline_svg import load_matplotlib
 from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
 from latfix.traffic.summary import FeatureSummary, Gaps, TrafficShape, figure, seconds_text
@@ -62,7 +62,7 @@ def _rows(shape: TrafficShape) -> list[tuple[str, str]]:
     rows = [("source", source)]
     rows.append(("requests", f"{shape.count:,} in {seconds_text(shape.span_s)}"))
     if shape.skipped_lines:
-        rows.append(("skipped", f"{shape.skipped_lines:,} malformed lines"))
+        rows.append(("skipped", counted(shape.skipped_lines, "malformed line")))
     rows.append(
         (
             "rate",
@@ -195,7 +195,7 @@ def draw_shape(shape: TrafficShape, path: Path) -> None:
         rate_axes, gap_axes = picture.subplots(2, 1)
         _draw_rate(rate_axes, shape)
         _draw_gaps(gap_axes, shape)
-        title = f"{visible(shape.source, limit=60) or shape.format}: {shape.kind}, {shape.count:,} requests"
+        title = f"{visible(shape.source, limit=60) or shape.format}: {shape.kind}, {counted(shape.count, 'request')}"
         picture.suptitle(title, fontsize=11)
         svg = path.suffix.lower() == ".svg"
         try:

@@ -10,7 +10,7 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.errors import InputError
-from latfix.formatting import visible
+from latfix.formatting import counted, milliseconds, visible
 
 if TYPE_CHECKING:
     from latfix.traffic.schedule import Traffic
@@ -128,8 +128,8 @@ def convert_command(
     write_traffic(traffic, target)
     skipped = traffic.metadata.get("skipped_lines", 0)
     typer.echo(
-        f"read {read:,} requests from {source} ({traffic.metadata['format']})"
-        + (f", {skipped:,} malformed lines skipped" if skipped else "")
+        f"read {counted(read, 'request')} from {source} ({traffic.metadata['format']})"
+        + (f", {counted(skipped, 'malformed line')} skipped" if skipped else "")
     )
     for entry in traffic.metadata["transforms"]:
         typer.echo(_transform_line(entry))
@@ -162,7 +162,6 @@ def import_command(
     recognized; for other tables, name the columns by options, for other text logs give a pattern. Recorded latencies
     are kept, so that a replay can be compared with them.
     """
-    from latfix.formatting import counted, milliseconds
     from latfix.profilers.recordings.reader import ReadOptions
     from latfix.profilers.recordings.requests.readers import read_requests
     from latfix.traffic.io.writer import check_output, write_traffic
@@ -274,6 +273,4 @@ def _transform_line(entry: dict[str, object]) -> str:
 
 
 def _written_line(traffic: Traffic, target: Path) -> str:
-    from latfix.formatting import counted
-
     return f"wrote {counted(len(traffic), 'request')} over {traffic.duration_s:.6g} s to {target}"

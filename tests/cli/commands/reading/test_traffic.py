@@ -66,7 +66,7 @@ def test_convert_changes_states_and_writes(recorded: Path, tmp_path: Path) -> No
 def test_convert_speed_and_skipped_lines(recorded: Path, tmp_path: Path) -> None:
     recorded.write_text(recorded.read_text() + "broken\n")
     output = run("convert", recorded, tmp_path / "o.csv", "--speed", 2, "--skip-bad-lines")
-    assert "1 malformed lines skipped" in output
+    assert "1 malformed line skipped" in output
     assert read_traffic(tmp_path / "o.csv").duration_s == pytest.approx(9.95)
 
 
