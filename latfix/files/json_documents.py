@@ -170,7 +170,9 @@ def _read(cls: type[T], document: Any, at: str) -> T:
             continue
         place = _at(document, entry.path)
         where = f"{at}{'.'.join(entry.path)}"
-        if place is None and isinstance(bound := _at(document, (*entry.path[:-1], entry.path[-1] + SUFFIX)), float):
+        if place is None and isinstance(
+            bound := _at(document, (*entry.path[:-1], entry.path[-1] + SUFFIX)), int | float
+        ):
             values[entry.name] = AtLeast(bound)
         elif place is not MISSING:
             values[entry.name] = _value(entry.hint, place, where, entry.how.objects)

@@ -12,6 +12,7 @@ import pytest
 
 from latfix.errors import InputError
 from latfix.files.json_documents import HIDDEN, Document, json_key, json_schema
+from latfix.lower_bound import AtLeast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,12 @@ def test_a_document_is_read_as_it_was_written() -> None:
 def test_unknown_keys_are_skipped_and_missing_ones_filled_in() -> None:
     older = Whole.from_json({"count": 3, "future": {"key": 1}})
     assert math.isnan(older.excess) and older.bounds is None and older.parts == () and older.note is None
+
+
+@pytest.mark.parametrize("bound", [5000.0, 5000])
+def test_a_bound_is_read_however_a_program_wrote_the_number(bound: float) -> None:
+    share = Whole.from_json({"count": 3, "share": None, "share_at_least": bound}).share
+    assert isinstance(share, AtLeast) and share.bound == 5000.0
 
 
 @pytest.mark.parametrize(
