@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 #: Keys that YAML 1.1 reads as booleans or null unless quoted.
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
@@ -55,6 +57,8 @@ def _fields(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
+    if isinstance(value, float):
+        return np.format_float_positional(value, trim="0")  # YAML 1.1 reads 5e-05 as a text
     return str(value) if isinstance(value, Symbol) else json.dumps(value, ensure_ascii=False)
 
 

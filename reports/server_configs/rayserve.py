@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,13 +14,19 @@ _ACTOR = (_DEPLOYMENT, "ray_actor_options")
 _RECONFIGURE = "pass it to @serve.batch in your own reconfigure (set_max_batch_size, set_batch_wait_timeout_s)"
 
 
-def _device(_value: str, settings: Mapping[str, Any]) -> Iterator[Put]:
+def _device(_value: object, settings: Mapping[str, Any]) -> Iterator[Put]:
+    """A GPU for each replica, or a part of one (in four digits, as Ray counts) if several share it."""
     if is_gpu(settings):
-        yield Put((*_ACTOR, "num_gpus"), 1)
+        sharing = math.ceil(_number(settings) / (len(gpus(settings)) or _number(settings)))
+        yield Put((*_ACTOR, "num_gpus"), 1 if sharing == 1 else math.floor(1e4 / sharing) / 1e4)
 
 
-def _replicas(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    yield Put((_DEPLOYMENT, "num_replicas"), max(value, len(gpus(settings))))
+def _number(settings: Mapping[str, Any]) -> int:
+    return max(int(settings.get("workers", 1)), len(gpus(settings)))
+
+
+def _replicas(_value: object, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    yield Put((_DEPLOYMENT, "num_replicas"), _number(settings))
 
 
 def _threads(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -47,7 +54,7 @@ def _batch(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
 TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
-    "devices": lambda _value, settings: _replicas(1, settings),
+    "devices": _replicas,
     "max_batch_size": _batch,
     "batch_window_ms": lambda value, _settings: [Put((*_USER, "batch_wait_timeout_s"), value / 1000)],
     "workers": _replicas,

@@ -248,6 +248,20 @@ def test_rayserve() -> None:
     }
 
 
+@pytest.mark.parametrize("order", [("workers", "device", "devices"), ("device", "devices", "workers")])
+def test_replicas_that_share_a_gpu_ask_for_a_part_of_it(order: tuple[str, ...]) -> None:
+    """A replica that asks for more than is left is never started."""
+    deployment = parsed("rayserve", {name: OTHER[name] for name in order})["applications"][0]["deployments"][0]
+    assert deployment["num_replicas"] == 4 and deployment["ray_actor_options"] == {"num_gpus": 0.5}
+    alone = parsed("rayserve", {"device": "cuda"})["applications"][0]["deployments"][0]
+    assert alone["ray_actor_options"] == {"num_gpus": 1}
+
+
+def test_a_small_number_is_not_a_text_in_yaml() -> None:
+    """YAML 1.1 needs a point in a number with an exponent."""
+    assert "batch_wait_timeout_s: 0.00005\n" in exported("rayserve", {"batch_window_ms": 0.05}).files[0].text
+
+
 def test_a_variable_that_yaml_takes_for_a_truth_value_is_quoted() -> None:
     assert '  "NO": "1"\n' in exported("rayserve", {"env": {"NO": "1"}}).files[0].text
 
