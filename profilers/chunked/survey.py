@@ -71,9 +71,10 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
     """
     cutter, latency, every, censored = Cutter(size), LogHistogram(), LogHistogram(), LogHistogram()
     first, last, ended = 2**62, -(2**62), -(2**62)
-    for rows in source.scan(("arrival_ns", "latency_ns", "status", "warmup", "batch_id")):
+    outside, names = source.meta.is_http, ("latency_ns", "status", "warmup", "batch_id", "http_status")
+    for rows in source.scan(("arrival_ns", *names)):
         cutter.add(rows["arrival_ns"], rows["arrival_ns"] + rows["latency_ns"], rows["batch_id"])
-        counted = _counted(rows)
+        counted = _counted(rows, outside=outside)
         lost = (rows["warmup"] == 0) & (rows["status"] != Status.OK)
         every.add(rows["latency_ns"][counted | lost])
         arrived = rows["arrival_ns"][counted | lost]
@@ -85,8 +86,8 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
     ranks = answered_ranks(latency.counts, censored.counts, len(every), wanted)
     places = [rank if math.isnan(rank) else 100 * rank / max(requests - 1, 1) for rank in ranks]
     exact = ExactPercentiles(latency, [*percentiles, *(place for place in places if not math.isnan(place))])
-    for rows in source.scan(("latency_ns", "status", "warmup", "batch_id")):
-        exact.add(rows["latency_ns"][_counted(rows)])
+    for rows in source.scan(names):
+        exact.add(rows["latency_ns"][_counted(rows, outside=outside)])
     found = exact.values()
     arrived = [
         AtLeast(every.percentile(q)) if math.isnan(place) else found[place]
@@ -105,5 +106,7 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
     )
 
 
-def _counted(rows: Columns) -> Bools:
-    return np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (rows["batch_id"] >= 0))
+def _counted(rows: Columns, *, outside: bool) -> Bools:
+    """The rows of the ledger. Seen from outside there are no batches: an answer stands for one."""
+    served = rows["http_status"] > 0 if outside else rows["batch_id"] >= 0
+    return np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & served)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from latfix.gates.latency_change import latency_change
+from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.lock_waits import with_queue
 from latfix.profilers.evidence.outside.outside_view import in_line, piles_up
@@ -124,6 +125,17 @@ def test_an_interval_divides_into_run_wait_and_idle() -> None:
     assert process.idle(start, end).tolist() == [40 * MS, 40 * MS]
     unwatched = ServiceProcess.of(build_record().samples, start, end)
     assert not unwatched.delayed(start, end).any() and not unwatched.idle(start, end).any()
+
+
+def test_a_long_run_is_attributed_in_pieces() -> None:
+    """From outside no request has a batch."""
+    at = np.sort(np.concatenate([arrivals(40.0), np.repeat(np.arange(1, 20) * 2_000 * MS, 20)]))
+    record = recorded(at, served(at, services(len(at)), 1))
+    whole, pieces = diagnose(record), diagnose(record, scale=Scale(limit=0, chunk=700, stretches=3, stretch=600))
+    assert pieces.pieces is not None and pieces.pieces > 1
+    assert dict(pieces.latency_ms) == pytest.approx(dict(whole.latency_ms), rel=1e-6)
+    assert [window.requests for window in pieces.windows] == [window.requests for window in whole.windows]
+    assert pieces.verdict == whole.verdict == "traffic.burst"
 
 
 def test_a_burst_in_front_of_one_server_is_traffic() -> None:
