@@ -204,15 +204,20 @@ def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Repor
     inside = order[(end[order] > times[0]) & (end[order] <= times[-1])]
     ok = np.count_nonzero(record.requests["status"][inside] == Status.OK)
     off = max(_OFF_SHARE * len(inside), _OFF)
+    # In a piece of a run, requests of other pieces end before, between and after these.
+    begun, ended = (np.sort(moments[order]) for moments in presence(record.requests))
     for key in sorted(series):
         stage, rank, metric = key.removeprefix(PREFIX).split("|")
         found = _reported(samples, key, series[key], times)
-        if ok - off <= found.counted <= len(inside) + off and found.counted > 0:
-            fit = (int(rank), abs(found.counted - len(inside)))
+        near = np.searchsorted(begun, found.at_ns[1:], side="right")
+        near -= np.searchsorted(ended, found.at_ns[:-1])
+        grown = float(np.diff(found.count)[near > 0].sum())
+        if ok - off <= grown <= len(inside) + off and grown > 0:
+            fit = (int(rank), abs(grown - len(inside)))
             if stage not in chosen or fit < chosen[stage][0]:
                 chosen[stage] = fit, found
-        elif int(rank) < OTHERS and found.counted > 0:
-            others.append(f"{metric} counted {found.counted:,.0f} requests while {len(inside):,} of these ended")
+        elif int(rank) < OTHERS and grown > 0:
+            others.append(f"{metric} counted {grown:,.0f} requests while {len(inside):,} of these ended")
     note = f"{others[0]}, so its means are those of others, too, and are not used." if others and not chosen else ""
     return {stage: found for stage, (_, found) in chosen.items()}, note
 

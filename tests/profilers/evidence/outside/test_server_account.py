@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.server_account import READINGS, evenly, server_account
 from latfix.results.diagnosis import Diagnosis
@@ -112,6 +113,17 @@ def test_metrics_that_count_other_requests_are_not_used(count: float) -> None:
     assert "service.queue" not in tail_ms(found)
     assert np.isnan(found.stages_ms["queue"]["mean"])
     assert any("q_seconds counted" in note for note in found.notes) == (count > 0)
+
+
+def test_a_piece_of_a_run_counts_no_requests_of_the_others() -> None:
+    at = arrivals(10.0)
+    queue = np.where(bad_times(at), 80 * MS, MS)
+    end = at + queue + services()
+    record = recorded(at, end, samples=readings(end, queue=queue))
+    whole, pieces = diagnose(record), diagnose(record, scale=Scale(limit=0, chunk=900, stretches=2, stretch=400))
+    assert pieces.verdict == whole.verdict == "service.queue"
+    assert tail_ms(pieces)["service.queue"] == pytest.approx(tail_ms(whole)["service.queue"], rel=0.1)
+    assert not any("counted" in note for note in pieces.notes)
 
 
 def test_metrics_that_are_updated_rarely_have_longer_intervals() -> None:
