@@ -83,9 +83,10 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     rows = np.flatnonzero(usable)
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
     constant = _constant(design, time_ns, rows, fold)
-    if len(rows) < MIN_SAMPLES or typical <= 0:
-        return constant
     fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
+    # All in one fold: the service answered only for a small part of the run.
+    if len(rows) < MIN_SAMPLES or typical <= 0 or not np.ptp(fold[fitted]):
+        return constant
     aged = _aging(design, time_ns, fitted, fold, typical)
     young = None if aged is None else time_ns - aged
     if young is not None and (left := float(np.median(young[rows]))) > 0:

@@ -51,6 +51,13 @@ def test_all_errors(simulate: Simulate) -> None:
     assert diagnosis.to_json()["latency_ms"]["p99"] is None and diagnosis.to_json()["latency_ms_ok"]["p99"] is None
 
 
+def test_a_service_that_died_early(simulate: Simulate) -> None:
+    """Its answers are all in the first twelfth of the run, in one fold of the models of work."""
+    diagnosis = diagnose(simulate(n=240, status=dict.fromkeys(range(20, 240), 1)))
+    check(diagnosis)
+    assert diagnosis.verdict == "losing" and diagnosis.requests["ok"] == 20
+
+
 def test_failures_are_counted_separately_and_noted(simulate: Simulate) -> None:
     diagnosis = diagnose(simulate(n=200, status=dict.fromkeys(range(0, 200, 10), 2)))
     check(diagnosis)
