@@ -59,7 +59,7 @@ def lost_requests(
             own = {key: values[some] for key, values in every.items()}
             losses = replace(
                 _losses(name, own, arrived, waited_for, errors),
-                outage_s=_outage(own["arrival_ns"], rows["arrival_ns"][rows["warmup"] == 0], arrived),
+                outage_s=_outage(source, own["arrival_ns"], arrived),
             )
             found.append(_from_outside(losses, own) if evidence.setup.outside else losses)
     return tuple(found)
@@ -96,14 +96,19 @@ def _losses(
     )
 
 
-def _outage(lost: Ints, seen: Ints, arrived: int) -> tuple[float, ...]:
+def _outage(source: RecordSource, lost: Ints, arrived: int) -> tuple[float, ...]:
     """First and last arrival of lost requests, in seconds, if they are a time in which the service was away.
 
-    :param seen: arrivals of all requests, or of a sample that stands for the number that ``arrived``.
+    :param arrived: number of measured requests of the run.
     """
     first, last = int(lost.min()), int(lost.max())
-    share = float(np.mean((seen >= first) & (seen <= last)))
-    if share > _MOST or len(lost) < max(_AWAY * share * arrived, _LEAST_AWAY):
+    if len(lost) < _LEAST_AWAY:
+        return ()
+    meanwhile = 0
+    for part in source.scan(("arrival_ns", "warmup")):
+        inside = (part["warmup"] == 0) & (part["arrival_ns"] >= first) & (part["arrival_ns"] <= last)
+        meanwhile += int(np.count_nonzero(inside))
+    if meanwhile > _MOST * arrived or len(lost) < _AWAY * meanwhile:
         return ()
     return first / 1e9, last / 1e9
 

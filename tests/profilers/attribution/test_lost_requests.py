@@ -136,6 +136,14 @@ def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample(simulate: Si
     assert share == pytest.approx(expected, abs=0.1)
 
 
+@pytest.mark.parametrize(("step", "away"), [(1, True), (10, False)], ids=["all", "a-tenth"])
+def test_an_outage_outside_of_the_sample_of_a_large_run(simulate: Simulate, step: int, away: bool) -> None:
+    record = simulate(n=3_000, rate=40.0, status=dict.fromkeys(range(1_400, 1_500, step), 1))
+    (lost,) = diagnose(record, scale=Scale(limit=0, chunk=1_000, stretches=3, stretch=200)).lost
+    arrived = record.requests["arrival_ns"][[1_400, 1_499]] / 1e9
+    assert lost.outage_s == (pytest.approx(tuple(arrived)) if away else ())
+
+
 def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
     """Half of them were lost at once, so the mean of what they waited for exceeds the median wait."""
     losses = Losses(
