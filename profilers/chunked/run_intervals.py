@@ -98,20 +98,23 @@ def _moved_references(books: LedgerContext, kinds: int, seed: int, replicates: i
 def latency_intervals_ms(totals: RunTotals, latency: LogHistogram | None) -> dict[str, tuple[float, float]]:
     """Intervals of the latency summary of a run in several chunks, by :data:`LATENCY_KEYS`, in milliseconds.
 
+    Lost requests count as slower than any, as in :meth:`latfix.statistics.censored.Outcomes.intervals_ms`.
+
     :param latency: of the run's ``ok`` requests.
     """
     if not totals.requests or totals.blocks is None or latency is None:
         return dict.fromkeys(LATENCY_KEYS, (math.nan, math.nan))
     blocks = totals.blocks
-    some, together = blocks.requests > 0, blocks.layout.together
-    size = block_sums(blocks.requests[some].astype(np.float64), together)
+    arrived = blocks.requests + blocks.lost
+    some, together = arrived > 0, blocks.layout.together
+    served, size = (block_sums(each[some].astype(np.float64), together) for each in (blocks.requests, arrived))
     starts = np.arange(0, np.count_nonzero(some), together)
     largest = np.sort(np.maximum.reduceat(blocks.largest[some], starts))[::-1]
-    low, high = _mean_interval(block_sums(blocks.latency[some], together), size)
+    low, high = _mean_interval(block_sums(blocks.latency[some], together), served)
     # The mean is not below the fastest request, which the histogram has to within a bin.
     intervals = {"mean": (min(max(low, latency.value_at(0) / 1e6), totals.latency.total / len(latency) / 1e6), high)}
     for key, beyond in zip(QUANTILES, blocks.beyond, strict=True):
-        sums = block_sums(beyond[some].astype(np.float64), together)
+        sums = block_sums((beyond + blocks.lost)[some].astype(np.float64), together)
         intervals[key] = _percentile_interval(sums, size, 1 - QUANTILES[key], latency)
     # The j largest of B blocks are all missing in a resample with probability (1 - j / B)^B.
     rank = min(math.ceil(len(size) * (1 - 0.025 ** (1 / len(size)))), len(size)) - 1
@@ -131,5 +134,6 @@ def _percentile_interval(beyond: Floats, size: Floats, share: float, latency: Lo
     observed = min(max(float(beyond.sum()) / n, 1.0 / n), 0.5)
     added = beyond - size * float(beyond.sum()) / n
     inflation = max(1.0, float((added**2).sum()) / (n * observed * (1 - observed)))
-    low, high = share_interval(share, n / inflation, beyond - share * size)
-    return latency.value_at((n - 1) * (1 - high)) / 1e6, latency.value_at((n - 1) * (1 - low)) / 1e6
+    ranks = ((n - 1) * (1 - end) for end in reversed(share_interval(share, n / inflation, beyond - share * size)))
+    low, high = (latency.value_at(rank) / 1e6 if rank <= len(latency) - 1 else math.inf for rank in ranks)
+    return low, high

@@ -50,7 +50,8 @@ class BlockLayout:
         other and that the bootstrap draws as one.
     :param bands_ns: ascending bounds of latency bands around the start of the tail.
     :param listed_ns: requests from this latency on are kept individually, at most ``listed`` in the end.
-    :param limits_ns: latencies whose exceedances are counted by block, in the order of ``QUANTILES``.
+    :param limits_ns: percentiles of all that arrived, in the order of ``QUANTILES``; requests beyond each are counted
+        by block.
     :param moments_ns: bounds of the time slots for a cause's activity.
     """
 
@@ -81,7 +82,7 @@ class BlockLayout:
             # Slightly more than are kept: the histogram's latency of a rank is exact to a twentieth of a percent.
             listed_ns=0.998 * latency.value_at(n - scale.listed) if n > scale.listed else 0.0,
             listed=scale.listed,
-            limits_ns=np.array([seen.percentiles_ns[100 * q] for q in QUANTILES.values()]),
+            limits_ns=np.array([seen.arrived_ns[100 * q] for q in QUANTILES.values()]),
             moments_ns=np.linspace(seen.first_ns, end, _MOMENTS + 1),
         )
 
@@ -212,13 +213,15 @@ class RunTotals:
         rows = chunk.evidence.rows
         self.handed.add(rows["arrival_ns"] + rows["dispatch_ns"])
         measured = rows["warmup"] == 0
+        lost = measured & (rows["status"] != Status.OK)
         self.statuses += np.bincount(rows["status"][measured], minlength=len(STATUS_NAMES))
         self.lag.add(rows["dispatch_ns"][measured])
         self.throughput.add(rows)
         if self.windows is not None:
             self.windows.offer(rows["arrival_ns"][measured])
-            lost = measured & (rows["status"] != Status.OK)
             self.windows.lose(rows["arrival_ns"][lost], rows["latency_ns"][lost])
+        if self.blocks is not None:
+            self.blocks.lose(chunk.first_row + np.flatnonzero(lost))
 
     def _add_latency(self, chunk: ChunkLedger) -> None:
         ledger, evidence = chunk.ledger, chunk.evidence
@@ -293,6 +296,7 @@ class BlockTotals:
         self.band_spread: Floats = np.zeros((_ENTRIES, bands))
         self.latency: Floats = np.zeros(blocks)
         self.requests: Ints = np.zeros(blocks, np.int64)
+        self.lost: Ints = np.zeros(blocks, np.int64)
         self.largest: Ints = np.zeros(blocks, np.int64)
         self.beyond: Ints = np.zeros((len(layout.limits_ns), blocks), np.int64)
         self.moment_own: Floats = np.zeros((_ENTRIES, moments))
@@ -311,6 +315,10 @@ class BlockTotals:
         keep = np.flatnonzero(ledger.latency_ns >= layout.listed_ns)
         if len(keep):
             self.listed.append(rows_of(ledger, keep))
+
+    def lose(self, rows: Ints) -> None:
+        """Add requests that did not end ``ok``, by their rows in the record."""
+        self.lost += np.bincount(rows // self.layout.rows, minlength=len(self.lost))
 
     def _add_blocks(self, latency: Ints, block: Ints) -> None:
         first, last = int(block[0]), int(block[-1]) + 1

@@ -149,6 +149,20 @@ def test_intervals_are_as_wide_as_those_from_single_requests(both: tuple[Diagnos
         assert 0.4 < (found[1] - found[0]) / (high - low) < 2.5
 
 
+def test_intervals_count_lost_requests_as_the_slowest(simulate: Simulate) -> None:
+    n, rng = 6_000, np.random.default_rng(7)
+    faults = {k: ("cpu", float(ms)) for k, ms in enumerate(rng.exponential(3.0, n))}
+    record = simulate(
+        n=n, arrivals_ms=np.arange(n) * 60.0, compute_faults=faults, status=dict.fromkeys(range(0, n, 200), 2)
+    )
+    whole, pieces = diagnose(record), diagnose(record, scale=SMALL)
+    p99 = whole.latency_ms["p99"]
+    assert pieces.latency_ms["p99"] == pytest.approx(p99)
+    (low, high), found = whole.latency_ci95_ms["p99"], pieces.latency_ci95_ms["p99"]
+    assert 0.5 < (found[1] - p99) / (high - p99) < 2.0
+    assert 0.5 < (p99 - found[0]) / (p99 - low) < 2.0
+
+
 def test_every_request_is_in_one_piece_and_its_entries_sum(
     busy: RunRecord, both: tuple[Diagnosis, Diagnosis, list[Ledger]]
 ) -> None:
