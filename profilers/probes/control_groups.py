@@ -105,15 +105,21 @@ class ControlGroups:
 
 
 class CgroupThrottle:
-    """Time for which a quota stopped this process's threads; keeps the file open."""
+    """Time for which a quota stopped this process's threads; keeps the file open.
+
+    It is counted in the group with the quota only, not in those below: the nearest group with a quota is read.
+    """
 
     def __init__(self, groups: ControlGroups | None = None) -> None:
         self._file: KeptOpen | None = None
         for folder, _ in (groups or ControlGroups()).folders("cpu"):
             with contextlib.suppress(OSError):
                 file = KeptOpen(folder / _CPU_STAT)
-                if counters(file.read().decode()).keys() & {"throttled_usec", "throttled_time"}:
+                stat = counters(file.read().decode())
+                has_quota = bool(stat.get("nr_periods"))
+                if has_quota or (self._file is None and stat.keys() & {"throttled_usec", "throttled_time"}):
                     self._file = file
+                if has_quota:
                     break
 
     @property

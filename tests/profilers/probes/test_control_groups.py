@@ -105,6 +105,19 @@ def test_throttled_time_of_both_versions(tmp_path: Path, line: str, folder: str,
     assert throttle.throttled_ns() == 7000, "the file is read again"
 
 
+@pytest.mark.parametrize(("periods", "throttled_ns"), [(0, 5000), (3, 2000)], ids=["of-the-pod", "its-own"])
+def test_throttled_time_is_that_of_the_nearest_group_with_a_quota(
+    tmp_path: Path, periods: int, throttled_ns: int
+) -> None:
+    pod = tmp_path / "sys/fs/cgroup" / "pod"
+    (pod / "container").mkdir(parents=True)
+    (pod / "cpu.stat").write_text("nr_periods 9\nthrottled_usec 5\n")
+    (pod / "container" / "cpu.stat").write_text(f"nr_periods {periods}\nthrottled_usec {2 if periods else 0}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/container\n")
+    assert CgroupThrottle(ControlGroups(tmp_path)).throttled_ns() == throttled_ns
+
+
 def test_throttling_on_this_machine_is_a_number_or_unknown() -> None:
     throttle = CgroupThrottle()
     assert throttle.throttled_ns() >= 0
