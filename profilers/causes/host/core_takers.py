@@ -159,15 +159,14 @@ class _Series:
     @classmethod
     def of(cls, samples: Columns) -> _Series | None:
         """``None`` if other processes were read less than twice."""
-        names: dict[str, tuple[Ints, Floats]] = {}
-        column = np.asarray(samples["series"], dtype=object)
-        if not np.any(column == ALL_SERIES):
-            return None
+        rows: dict[str, list[int]] = {}
         wanted = ("thread.", "process.cpu_ns", "server.", "host.", PREFIX, LATFIX_SERIES)
-        for name in set(column.tolist()):
+        for row, name in enumerate(samples["series"].tolist()):
             if name.startswith(wanted):
-                keep = column == name
-                names[name] = samples["t_ns"][keep], samples["value"][keep]
+                rows.setdefault(name, []).append(row)
+        if ALL_SERIES not in rows:
+            return None
+        names = {name: (samples["t_ns"][where], samples["value"][where]) for name, where in rows.items()}
         edges = np.asarray(names[ALL_SERIES][0], dtype=np.int64)
         return cls(edges, names) if len(edges) > 1 else None
 

@@ -82,6 +82,28 @@ def test_processes_of_one_name_are_one_taker() -> None:
     assert by_name(core_takers(samples(rows))) == {"cc1 (2 processes)": 1.0}
 
 
+def test_readings_are_not_searched_for_each_process() -> None:
+    """Beside a build, hundreds come and go."""
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    rows = spent("other.all.spent_ns", *np.ones(300))
+    rows += [(k + 1.0, f"other.{k}.cc1.spent_ns", 1.0) for k in range(300)]
+    named: Rows = [(at, Name(name), value) for at, name, value in rows]
+    found = samples(named)
+    compared = 0
+    assert by_name(core_takers(found)) == {"cc1 (300 processes)": 1.0}
+    assert compared < 10 * len(rows)
+
+
 def test_invisible_takers() -> None:
     busy = [*spent("other.all.spent_ns", 0.1, 0.1), *counter("host.cpu_busy_ns", 1.5, 1.5)]
     assert by_name(core_takers(samples(busy)))[UNSEEN] == pytest.approx(1.4)
