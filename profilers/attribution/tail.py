@@ -63,16 +63,17 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
 
     A moving-block bootstrap. Each replicate cuts the tail again, recomputes the reference medians, and shifts figures
     that rest on a model or a calibrated price by their standard error. Requests that a cause of :data:`ONCE` touched
-    are in every replicate, because a cold start happens in every run.
+    are in every replicate, because a cold start happens in every run. What else struck them did so by chance: it is in
+    the replicates that drew them.
     """
     n = len(ledger.latency_ns)
     order = np.argsort(ledger.latency_ns, kind="stable")
     entries = ((ledger.own_ns + ledger.propagated_ns) / 1e6)[:, order]
     latency, spread = ledger.latency_ns[order], doubt.spread[:, order] / 1e6
+    once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
     fixed = np.zeros(n, dtype=bool)
-    for k, cause in enumerate(ledger.causes):
-        if cause in ONCE:
-            fixed |= ledger.own_ns[k] + ledger.propagated_ns[k] > 0.05 * max(ledger.reference_ns, 1)
+    for k in once:
+        fixed |= ledger.own_ns[k] + ledger.propagated_ns[k] > 0.05 * max(ledger.reference_ns, 1)
     medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
     rng = np.random.default_rng(seed)
     block = block_length(ledger.latency_ns)
@@ -80,15 +81,18 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
     pending: list[Ints] = []
     for at, starts in enumerate(iter_block_starts(n, block=block, replicates=len(drawn), rng=rng)):
         counts = block_counts(n, starts, block)
+        chosen = counts[order]
         counts[fixed] = 1
         weight = counts[order]
         running = np.cumsum(weight)
         rank = int(np.ceil((int(running[-1]) - 1) * percentile / 100 - 1e-9))
         threshold = latency[np.searchsorted(running, rank + 1)]
         first = int(np.searchsorted(latency, threshold, side="left"))
-        held = weight[first:] / max(int(weight[first:].sum()), 1)
+        size = max(int(weight[first:].sum()), 1)
+        held, by_chance = weight[first:] / size, chosen[first:] / size
         noise = rng.standard_normal(len(entries))
-        drawn[at] = entries[:, first:] @ held + (spread[:, first:] @ held) * noise
+        drawn[at] = entries[:, first:] @ by_chance + (spread[:, first:] @ held) * noise
+        drawn[at, once] += entries[once, first:] @ (held - by_chance)
         pending.append(counts)
         if len(pending) * n >= AT_ONCE or at == len(drawn) - 1:
             drawn[at + 1 - len(pending) : at + 1] -= moved_ms(medians, np.stack(pending), len(entries))
