@@ -175,15 +175,21 @@ class RowWriter:
     def _write(self, text: bytes) -> None:
         if self._file is not None and (self._written >= self._segment_bytes or not os.fstat(self._file).st_nlink):
             self.close()
+        new = None
         if self._file is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room()
-            path = self.folder / f"requests-{time.time_ns()}-{os.getpid()}.jsonl"
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            new = self.folder / f"requests-{time.time_ns()}-{os.getpid()}.jsonl"
+            self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._written = 0
         view = memoryview(text)
-        while view:
-            view = view[os.write(self._file, view) :]
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            if new is not None:  # on a full disk, each attempt would leave an empty one, in place of the oldest
+                new.unlink(missing_ok=True)
+            raise
         self._written += len(text)
 
     def _make_room(self) -> None:

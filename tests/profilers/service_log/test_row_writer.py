@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,27 @@ def test_a_removed_folder_is_recreated(tmp_path: Path) -> None:
     writer.flush()
     (file,) = (tmp_path / "log").iterdir()
     assert json.loads(file.read_text())["latency_ns"] == 2
+
+
+def test_a_full_disk_leaves_no_empty_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of too many files loses its oldest ones."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = RowWriter(tmp_path, 1_000_000, 1000)
+    writer.add(_row(1))
+    writer.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(3):
+            writer.add(_row(2))
+            writer.flush()
+    assert len(list(tmp_path.iterdir())) == 1
+    writer.add(_row(3))
+    writer.flush()
+    lines = [line for file in sorted(tmp_path.iterdir()) for line in file.read_text().splitlines()]
+    assert [json.loads(line)["latency_ns"] for line in lines] == [1, 3]
 
 
 def test_moments_in_two_spans_count_once() -> None:
