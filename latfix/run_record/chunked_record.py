@@ -144,6 +144,7 @@ class RecordFile:
             errors=request_errors(path, table, requests["index"]),
             partial=self.partial,
             first_index=low,
+            begins=first == 0,
         )
 
     def table(self, name: TableName) -> Iterator[Columns]:

@@ -127,6 +127,7 @@ def _joined(folder: Path, meta: RunMeta, parts: Sequence[_Part], since_ns: int) 
         samples=_since(_stacked([part.samples for part in parts], "t_ns"), begin),
         traffic=traffic,
         errors={place[k]: words for part in parts for k, words in part.errors.items() if k in place},
+        begins=bool(numbers.min() == 0),
     )
 
 

@@ -59,6 +59,7 @@ class RunRecord:
     :param partial: the runner did not reach its end (killed, interrupted, failed).
     :param first_index: schedule index of the first entry of ``traffic``; above zero in a piece of a record.
     :param totals: if these requests are a selection, the number in the whole run by status.
+    :param begins: the first request is the first of the run, or of a live service since its warm-up.
     """
 
     folder: Path
@@ -72,6 +73,7 @@ class RunRecord:
     partial: bool = False
     first_index: int = 0
     totals: Mapping[str, int] | None = None
+    begins: bool = True
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:

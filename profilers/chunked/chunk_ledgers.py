@@ -148,7 +148,7 @@ def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Base
     shares = np.zeros(len(CAUSES))
     for chunk in chunks:
         record = source.stretch(chunk.first, chunk.last)
-        evidence = _own_folds(gather(record, baselines.norms.copied(), begins=chunk.first == 0))
+        evidence = _own_folds(gather(record, baselines.norms.copied()))
         books = make_books(evidence)
         ledger = rebased(replace(books.ledger, ids=_ids(record, books.ledger)), baselines.reference_ns)
         early = before_first_idle(chunk, record)[evidence.ok]

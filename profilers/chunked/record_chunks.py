@@ -146,6 +146,7 @@ class WholeRecord:
             samples=with_opening(kept(whole.samples, near), self._opening),
             traffic=_part_of(whole.traffic, low, high),
             first_index=low + whole.first_index,
+            begins=whole.begins and first == 0,
         )
 
     def table(self, name: TableName) -> Iterator[Columns]:

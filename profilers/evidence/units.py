@@ -261,11 +261,10 @@ def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number
     return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
 
 
-def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
+def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     """Lay out a record, or a piece of one, for attribution.
 
     :param norms: figures learned from other pieces of the run; missing ones are learned here.
-    :param begins: the piece has the run's first requests.
     """
     norms = Norms() if norms is None else norms
     servers, told = None, ServerAccount()
@@ -329,7 +328,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         quiet=quiet,
         quiet_batch=quiet_batch,
         norms=norms,
-        begins=begins,
+        begins=record.begins,
         process=process_of(rows, record.samples, servers),
         standstills=standstills,
         locks=locks,

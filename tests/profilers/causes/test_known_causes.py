@@ -150,6 +150,13 @@ def test_cold_start(simulate: Simulate, healthy: Diagnosis) -> None:
     assert healthy.verdict != "cold.start"
 
 
+def test_a_live_record_whose_older_parts_are_gone_begins_with_no_first_use(simulate: Simulate) -> None:
+    record = simulate(rate=20, compute_faults={0: ("cpu", 400.0)})
+    both = [diagnose(each, bootstrap=60) for each in (record, replace(record, begins=False))]
+    first, later = ({cause.cause for cause in found.causes} for found in both)
+    assert "cold.start" in first and "cold.start" not in later
+
+
 @pytest.mark.parametrize("harmless", [0.1, 1.0])
 def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: float) -> None:
     """A slow core hits units with and without denormals; if all have some, their cost is unknown."""

@@ -55,6 +55,7 @@ def test_every_request_is_recorded_with_its_features(make_runner: MakeRunner, tm
     assert record.traffic.ids == [f"r{k}" for k in range(200)]
     assert record.traffic.features["value"].tolist() == [k if k % 50 else -1 for k in range(200)]
     assert "negative" in record.errors[50]
+    assert record.begins
     assert (np.diff(record.requests["arrival_ns"]) > 0).all()
     assert set(record.batches["batch_id"]) >= set(record.requests["batch_id"][record.requests["status"] == 0])
     assert "process.rss_bytes" in set(record.samples["series"])
@@ -130,6 +131,7 @@ def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(
     assert record.traffic.features["number"].max() == number - 1
     assert run.exists(), "a run next to the parts is never removed"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4e6
+    assert not record.begins
     late = load_live(folder, last_s=0.3)
     assert 0 < len(late.traffic) < len(record.traffic)
 
@@ -161,7 +163,8 @@ def test_warm_up_is_not_in_it(make_runner: MakeRunner, tmp_path: Path) -> None:
     )
     _serve(runner, 3)
     runner.close()
-    assert len(RunRecord.load(tmp_path / "log").traffic) == 3
+    record = RunRecord.load(tmp_path / "log")
+    assert len(record.traffic) == 3 and not record.begins, "the first request is no first use"
 
 
 @pytest.mark.parametrize(
