@@ -72,6 +72,9 @@ class RecordSource(Protocol):
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         """By kind of event, the number in the run and the longest duration in nanoseconds."""
 
+    def errors(self) -> Mapping[int, str]:
+        """The message of each failed request, by schedule index."""
+
     def notes(self) -> Columns:
         """The run's events of kind ``note``."""
 
@@ -167,6 +170,13 @@ class RecordFile:
                 known = totals.get(kind, (0, 0))
                 totals[kind] = known[0] + count, max(known[1], longest)
         return totals
+
+    def errors(self) -> Mapping[int, str]:
+        found: dict[int, str] = {}
+        for rows in self._requests.batches(("index", "error")):
+            index = request_columns(self._requests.path, rows, ("index",))["index"]
+            found |= request_errors(self._requests.path, rows, index)
+        return found
 
     def notes(self) -> Columns:
         groups = range(len(self._events.bounds) - 1)

@@ -35,7 +35,7 @@ def lost_requests(
     :param evidence: of the run or of a sample that stands for it; ``books`` its ledger.
     :param sample: the record of both.
     """
-    errors, rows, hung = sample.errors, sample.requests, np.flatnonzero(sample.events["kind"] == "hang")
+    rows, hung = sample.requests, np.flatnonzero(sample.events["kind"] == "hang")
     begun = sample.events["t_ns"][hung]
     hangs = np.stack([begun, begun + sample.events["duration_ns"][hung]], axis=1)[
         sample.events["batch_id"][hung] >= 0
@@ -49,7 +49,7 @@ def lost_requests(
     every = {name: np.concatenate([np.zeros(0, np.int64), *(lost[name] for lost in parts)]) for name in _COLUMNS}
     if not len(every["status"]):
         return ()
-    waits = _Waits(evidence, books, hangs)
+    waits, errors = _Waits(evidence, books, hangs), source.errors()
     found = []
     for name in LOST_NAMES:
         code = STATUS_NAMES.index(name)

@@ -156,6 +156,9 @@ class WholeRecord:
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         return totals_of(self._record.events)
 
+    def errors(self) -> Mapping[int, str]:
+        return self._record.errors
+
     def notes(self) -> Columns:
         return notes_of(self._record.events)
 

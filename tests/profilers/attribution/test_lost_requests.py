@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from latfix.profilers.attribution.verdict import Loss, _spent_on
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis, Losses
+from latfix.run_record.chunked_record import RecordFile
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded
+from tests.run_record.test_chunked_record import write_run
 
 Simulate = Callable[..., RunRecord]
 
@@ -142,6 +145,12 @@ def test_an_outage_outside_of_the_sample_of_a_large_run(simulate: Simulate, step
     (lost,) = diagnose(record, scale=Scale(limit=0, chunk=1_000, stretches=3, stretch=200)).lost
     arrived = record.requests["arrival_ns"][[1_400, 1_499]] / 1e9
     assert lost.outage_s == (pytest.approx(tuple(arrived)) if away else ())
+
+
+def test_messages_of_a_large_run_are_counted_outside_of_its_sample_too(tmp_path: Path) -> None:
+    source = RecordFile(write_run(tmp_path / "run"))
+    found = diagnose(source, scale=Scale(limit=0, chunk=200, stretches=2, stretch=50))
+    assert [lost.errors for lost in found.lost] == [{"bad 96": 10}]
 
 
 def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
