@@ -130,6 +130,11 @@ class RecordedRing(RingRecorder):
         rows = self._rows(slots)
         rows["index"] = self._number[slots]
         rows["batch_id"] = np.where(rows["batch_id"] >= 0, self._batch_numbers(rows["batch_id"]), -1)
+        # Before a request is handed over, its caller waits in line for a slot: for the service, not for latfix.
+        line = np.where(rows["prepare_thread"] >= 0, rows["dispatch_ns"], 0)
+        rows["dispatch_ns"] -= line
+        for name in ("prepare_ns", "prepare_wait_ns"):
+            rows[name] += line
         return rows
 
     def drain_batches(self) -> npt.NDArray[Any]:

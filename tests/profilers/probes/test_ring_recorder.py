@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latfix.profilers.probes.ring_recorder import RingRecorder
+from latfix.profilers.probes.ring_recorder import RecordedRing, RingRecorder
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.stages import STAGES, Status
 
@@ -105,3 +105,13 @@ def test_a_full_ring_refuses_a_request() -> None:
         recorder.open(1)
     with pytest.raises(IndexError):
         recorder.open(1)
+
+
+def test_a_wait_in_line_is_no_lag_of_latfix() -> None:
+    recorder = RecordedRing(1, 4)
+    slot = recorder.open(100)
+    recorder.prepare_thread[slot], recorder.prepare_start[slot] = 0, 160
+    _end(recorder, slot, [50, 20, *range(1, 7)])
+    (row,) = recorder.drain_requests()
+    assert (row["dispatch_ns"], row["prepare_wait_ns"], row["prepare_ns"]) == (0, 60, 70)
+    assert sum(int(row[f"{stage}_ns"]) for stage in STAGES) == row["latency_ns"]

@@ -107,6 +107,17 @@ def test_a_slow_dependency_is_named_from_the_record(make_runner: MakeRunner, tmp
     assert diagnose_recording(tmp_path / "log", ReadOptions(percentile=95)).verdict == "external.dependency"
 
 
+def test_callers_in_line_wait_for_the_service(make_runner: MakeRunner, tmp_path: Path) -> None:
+    load = {"record": tmp_path / "log", "slots": 2, "when_full": "wait"}
+    runner = make_runner(load=load, warmup_requests=0)
+    sleep = {"prepare": lambda: time.sleep(0.005)}
+    wait([runner.submit({"value": 1, "payload": sleep}) for _ in range(40)])
+    runner.close()
+    rows = RunRecord.load(tmp_path / "log").requests
+    assert not rows["dispatch_ns"].any()
+    assert rows["prepare_wait_ns"].max() > 0.5 * rows["latency_ns"].max()
+
+
 @pytest.mark.slow
 def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(
     make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
