@@ -13,7 +13,8 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger import LedgerContext
-from latfix.profilers.attribution.tail import AT_ONCE, Median, Tail, moved_ms, reaching, resampled_rows
+from latfix.profilers.attribution.tail import AT_ONCE, ONCE, Median, Tail, moved_ms, reaching, resampled_rows
+from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import Baselines
 from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
@@ -64,8 +65,11 @@ def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replica
     size = np.maximum((held * counts).sum(axis=1), 1.0)
     spread = totals.band_spread / np.maximum(totals.band_counts.sum(axis=0), 1)
     drawn = np.empty((replicates, len(spread)))
-    for k in range(drawn.shape[1]):
-        sums = weights @ totals.band_entries[k, blocks] + totals.band_entries[k, fixed]
+    # Of a cold start's requests, what else struck them is in the resamples that drew them.
+    struck_again = rng.poisson(1.0, (replicates, 1))
+    for k, cause in enumerate(CAUSES):
+        again = 1 if cause.id in ONCE else struck_again
+        sums = weights @ totals.band_entries[k, blocks] + again * totals.band_entries[k, fixed]
         doubt = (held * counts) @ spread[k] * rng.standard_normal(replicates)
         drawn[:, k] = ((held * sums).sum(axis=1) + doubt) / size / 1e6
     return drawn

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.attribution.tail import Median
+from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
 from latfix.run_record.run_record import RunRecord
@@ -83,12 +84,12 @@ def test_a_steady_sentence_mentions_the_machines_noise(simulate: Simulate) -> No
     assert "the core working slower than usual, by a little in many requests" in diagnosis.sentence
 
 
-def test_what_else_struck_a_request_of_the_cold_start_is_not_certain(simulate: Simulate) -> None:
+@pytest.mark.parametrize("limit", [100, 0], ids=["at-once", "in-pieces"])
+def test_what_else_struck_a_request_of_the_cold_start_is_not_certain(simulate: Simulate, limit: int) -> None:
     """It is the only request of the tail, and in every run, but not always struck by a collection as well."""
-    cold = {"n": 60, "arrivals_ms": np.arange(60) * 50.0, "cold": 300.0}
-    causes = {
-        cause.cause: cause for cause in diagnose(simulate(**cold, compute_faults={0: ("gc", 80.0)})).causes
-    }
+    record = simulate(n=60, arrivals_ms=np.arange(60) * 50.0, cold=300.0, compute_faults={0: ("gc", 80.0)})
+    found = diagnose(record, scale=Scale(limit=limit, chunk=30, stretches=2, stretch=30))
+    causes = {cause.cause: cause for cause in found.causes}
     assert causes["python.gc"].tail_ms == pytest.approx(80.0, rel=0.01)
     assert causes["python.gc"].ci95_ms[0] < 1.0 and not causes["python.gc"].named
     assert causes["cold.start"].named and causes["cold.start"].ci95_ms[0] > 200.0
