@@ -30,6 +30,8 @@ _THREADS = (
 #: Least cores, and least share of the largest taker's cores, to be listed; and the most that are listed.
 _LEAST, _OF_LARGEST = 0.05, 0.2
 _NAMED = 3
+#: Readings farther apart are of different pieces of a run: they are made once a second.
+_APART_NS = 10_000_000_000
 #: A run is disturbed if the service waited for a core for more than this share of its runnable time ...
 _WAITED = 0.05
 #: ... while others used more than this many cores.
@@ -179,7 +181,8 @@ class _Series:
         """Weight of each stretch over its length: multiplied with nanoseconds by stretch they give cores."""
         length = np.maximum(np.diff(self.edges), 1).astype(np.float64)
         if at is None or weight is None or not weight.sum():
-            return np.full(len(length), 1.0 / length.sum())
+            read = length <= _APART_NS
+            return np.asarray(read / max(float(length[read].sum()), 1.0), dtype=np.float64)
         stretch = np.clip(np.searchsorted(self.edges, at) - 1, 0, len(length) - 1)
         counted = np.bincount(stretch, weights=weight.astype(np.float64), minlength=len(length))
         return np.asarray(counted / counted.sum() / length, dtype=np.float64)

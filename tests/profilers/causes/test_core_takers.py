@@ -82,6 +82,14 @@ def test_processes_of_one_name_are_one_taker() -> None:
     assert by_name(core_takers(samples(rows))) == {"cc1 (2 processes)": 1.0}
 
 
+def test_between_pieces_of_a_run_nothing_was_read() -> None:
+    """The sample of a large run: ten seconds of its begin and of its end, with a hog on one core all along."""
+    at = [float(t) for t in (*range(11), *range(110, 121))]
+    rows = [(t, "other.all.spent_ns", float(t > 0)) for t in at] + [(t, "host.cpu_busy_ns", t) for t in at]
+    rows += [(t, "other.77.stress.spent_ns", 1.0) for t in at[1:]]
+    assert by_name(core_takers(samples(rows))) == {"stress (process 77)": 1.0}
+
+
 def test_readings_are_not_searched_for_each_process() -> None:
     """Beside a build, hundreds come and go."""
     compared = 0
