@@ -63,8 +63,8 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
 
     A moving-block bootstrap. Each replicate cuts the tail again, recomputes the reference medians, and shifts figures
     that rest on a model or a calibrated price by their standard error. Requests that a cause of :data:`ONCE` touched
-    are in every replicate, because a cold start happens in every run. What else struck them did so by chance: it is in
-    the replicates that drew them.
+    are in every replicate, because a cold start happens in every run. What else struck them did so by chance: it is
+    in the replicates that drew them.
     """
     n = len(ledger.latency_ns)
     order = np.argsort(ledger.latency_ns, kind="stable")
