@@ -27,11 +27,11 @@ from latfix.stages import Status
 _clock = time.perf_counter_ns
 #: Longest sleep without checking if the replay is to stop.
 _LONGEST_SLEEP_NS = 50_000_000
-#: Minimum gap between requests for other work: rendering bodies ahead, reporting progress.
+#: Minimum gap between requests for other work, such as rendering bodies ahead.
 _SLACK_NS = 600_000
 #: Maximum number of bodies rendered ahead, and of their bytes.
 _AHEAD, _AHEAD_BYTES = 4096, 64 << 20
-#: When late, the loop checks for answers after this many requests.
+#: In dense traffic, the loop checks for answers, timeouts and the next report after this many requests.
 _BEHIND = 8
 _REPORT_NS = 250_000_000
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -107,6 +107,7 @@ class ReplayLoop:
             self._hand_over(now)
             if self._next % _BEHIND == 0:
                 self._expire(now)
+                self._tell(now)
                 self._look(0, now)
             return True
         remaining = due - now
@@ -124,15 +125,19 @@ class ReplayLoop:
     def _between(self, now: int, remaining: int) -> None:
         """Do work that can wait for a gap between requests."""
         self._expire(now)
-        if now - self._reported > _REPORT_NS:
-            self._reported = now
-            self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
+        self._tell(now)
         if self._made < len(self._scheduled) and len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES:
             while self._made < len(self._scheduled) and remaining > 2 * self._render_ns + LEAST_SPIN_NS:
                 self._render()
                 remaining -= self._render_ns
                 if len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES:
                     break
+
+    def _tell(self, now: int) -> None:
+        """Report progress, also where requests leave no gap: a silent replay counts as hung."""
+        if now - self._reported > _REPORT_NS:
+            self._reported = now
+            self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
 
     def _expire(self, now: int) -> None:
         while self._deadlines and (

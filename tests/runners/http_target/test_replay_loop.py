@@ -45,6 +45,7 @@ def replayed(
     *,
     gap_ns: int = 0,
     timeout_ns: int = 3_000_000_000,
+    report: Callable[[int, int, bool], None] = lambda *_: None,
 ) -> tuple[Any, list[str]]:
     """Rows of the requests in order, and the messages of those that failed.
 
@@ -77,7 +78,7 @@ def replayed(
         threading.Event(),
         timeout_ns=timeout_ns,
         keep_alive=True,
-        report=lambda *_: None,
+        report=report,
     )
     loop.prepare(len(bodies))
     loop.schedule([start + k * gap_ns for k in range(len(bodies))])
@@ -204,3 +205,19 @@ def test_a_timeout_holds_however_dense_the_traffic(tmp_path: Path, late_s: float
     assert rows["status"][0] == Status.TIMEOUT
     assert rows["latency_ns"][0] < 1499 * 400_000, "answers are read between sends, not only at the end"
     assert (rows["status"] == Status.OK).any()
+
+
+def test_progress_is_reported_however_dense_the_traffic(tmp_path: Path) -> None:
+    """A replay that reports nothing for five minutes counts as hung."""
+    midway: list[int] = []
+
+    def report(ended: int, _: int, sent_all: bool) -> None:
+        if ended and not sent_all:
+            midway.append(ended)
+
+    def serve(sock: socket.socket, _: int) -> None:
+        while _read(sock)[0]:
+            sock.sendall(OK)
+
+    replayed(tmp_path, serve, [b"{}"] * 1500, gap_ns=400_000, report=report)
+    assert midway
