@@ -101,7 +101,8 @@ def map_tensors(
     if isinstance(value, dict):
         return {key: map_tensors(item, change, (*path, key)) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(map_tensors(item, change, (*path, k)) for k, item in enumerate(value))
+        make = getattr(type(value), "_make", tuple)  # a named tuple keeps its names
+        return make(map_tensors(item, change, (*path, k)) for k, item in enumerate(value))
     if isinstance(value, list):
         return [map_tensors(item, change, (*path, k)) for k, item in enumerate(value)]
     if fields := fields_of(value):

@@ -131,7 +131,8 @@ def test_dataclasses_and_named_tuples_are_split_field_by_field() -> None:
         assert torch.equal(part.scores, batch[k]) and part.extra is None
         assert torch.equal(part.ranked.order, batch[k] + 1) and list(part.ranked.names) == ["abc"[k]]
     assert [tensor.shape for tensor in tensors_of(parts[0])] == [(2,), (2,)]
-    assert map_tensors(parts[1], lambda tensor, _: tensor * 2).scores.tolist() == [4.0, 6.0]
+    doubled = map_tensors(parts[1], lambda tensor, _: tensor * 2)
+    assert doubled.scores.tolist() == [4.0, 6.0] and doubled.ranked.order.tolist() == [6.0, 8.0]
 
 
 @dataclass
