@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.screening_windows import join
+from latfix.stages import Status
 from latfix.statistics.decision import SCREENING, RatioEstimate
 
 #: Smallest change of tail and mean that is worth a setting.
@@ -62,12 +64,12 @@ def decide_cold(pairs: Pairs) -> tuple[str, str]:
     """Status and reason of a cold fix, by the first requests of each fresh process.
 
     The cost of a first use hardly varies between starts, so a few starts are enough: the fix is kept if the first
-    requests together were at least a fifth faster in every pair.
+    requests together were at least a fifth faster in every pair, or if fewer of them were lost.
     """
-    totals = [tuple(_first_ms(record) for record in pair) for pair in pairs]
-    times = "; ".join(f"{without:.3g} -> {with_it:.3g} ms" for without, with_it in totals)
+    firsts = [(_first(without), _first(with_it)) for without, with_it in pairs]
+    times = "; ".join(f"{_words(*without)} -> {_words(*with_it)}" for without, with_it in firsts)
     reason = f"the first {_FIRST} requests of a fresh service together took {times}"
-    ratios = [with_it / without if without > 0 else 1.0 for without, with_it in totals]
+    ratios = [_ratio(without, with_it) for without, with_it in firsts]
     if all(ratio < 1 / _CLEARLY for ratio in ratios):
         return "kept", reason
     if all(ratio > _CLEARLY for ratio in ratios):
@@ -75,11 +77,24 @@ def decide_cold(pairs: Pairs) -> tuple[str, str]:
     return "no_gain", f"no clear difference at every start: {reason}"
 
 
-def _first_ms(record: RunRecord) -> float:
+def _first(record: RunRecord) -> tuple[int, float]:
+    """Of the first requests, how many did not end ok, and the milliseconds that the others took together."""
     rows = record.requests
     measured = np.flatnonzero(record.measured)
     first = measured[np.argsort(rows["arrival_ns"][measured], kind="stable")][:_FIRST]
-    return float(rows["latency_ns"][first].sum()) / 1e6
+    ok = rows["status"][first] == Status.OK
+    return int(np.count_nonzero(~ok)), float(rows["latency_ns"][first][ok].sum()) / 1e6
+
+
+def _ratio(without: tuple[int, float], with_it: tuple[int, float]) -> float:
+    """A request that was lost at once is not a fast one: it outweighs any time."""
+    if without[0] != with_it[0]:
+        return math.inf if with_it[0] > without[0] else 0.0
+    return with_it[1] / without[1] if without[1] > 0 else 1.0
+
+
+def _words(lost: int, took_ms: float) -> str:
+    return f"{took_ms:.3g} ms" + (f" ({lost} lost)" if lost else "")
 
 
 def shown(ratio: RatioEstimate) -> str:

@@ -213,3 +213,13 @@ def test_first_requests_decide_a_cold_fix(starts: list[tuple[float, float]], sta
     found, reason = decide_cold(pairs)
     assert found == status
     assert "first 8 requests" in reason
+
+
+def test_first_requests_that_are_lost_are_no_fast_ones() -> None:
+    """A cold service sheds seven of eight requests at once; a warm one answers all, each in a quarter of the time."""
+    cold, warm = _record([200.0, *[0.0] * 7, *[50.0] * 32], "x"), _record([50.0] * 40, "x")
+    cold.requests["status"][1:8] = Status.SHED
+    found, reason = decide_cold([(cold, warm)] * 2)
+    assert found == "kept" and "200 ms (7 lost) -> 400 ms" in reason
+    assert decide_cold([(warm, cold)] * 2)[0] == "rejected"
+    assert decide_cold([(cold, cold)] * 2)[0] == "no_gain"
