@@ -277,7 +277,8 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     if outcome.final is not None:
         yield from (note for note in outcome.final.notes if not note.startswith("settings:"))  # listed in the plan
         if not outcome.kept:
-            yield "In the final replay, the kept fixes together were worse: the plan contains none of them."
+            what = "took no effect" if outcome.final.verdict == "better" else "together were worse"
+            yield f"In the final replay, the kept fixes {what}: the plan contains none of them."
     elif not outcome.interrupted:
         yield 'No fix was kept, so there was no final replay: "after" is the baseline itself.'
 

@@ -143,7 +143,8 @@ class Outcome:
         """``improved``, ``no_gain`` or ``inconclusive``; the final replay alone decides."""
         if self.final is None:
             return "inconclusive" if self.interrupted or self.failure or self.nothing_tried else "no_gain"
-        return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
+        better = "improved" if self.kept else "no_gain"  # what took no effect improved nothing
+        return {"better": better, "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
 
     @property
     def for_time(self) -> list[str]:
@@ -488,12 +489,17 @@ class Optimizer:
             def left_s(until_s: float = left - spare_s) -> float:
                 return bench.left_s() - until_s
 
-            proof = replay(
-                bench.arm("without", rest.settings, rest.fixes),
-                out=new_folder(self._out / f"final-without-{fix}"),
-                left_s=left_s,
-                judged=judged,
-            )
+            try:
+                proof = replay(
+                    bench.arm("without", rest.settings, rest.fixes),
+                    out=new_folder(self._out / f"final-without-{fix}"),
+                    left_s=left_s,
+                    judged=judged,
+                )
+            except LatfixError as error:  # the plan itself ran in every round
+                outcome.notes.append(f"What {fix} adds is not known: the service failed without it: {error.message}")
+                bench.close()
+                continue
             if proof.interrupted:
                 outcome.interrupted = True
                 return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from latfix.errors import RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import Fix, Verified
@@ -94,6 +95,23 @@ def test_a_way_and_a_batch_size_are_replayed_together_as_predicted(search: Any, 
     assert {label for label, _, _ in world.replays} == {"before", "trial-1", "after", "without"}
     adds = {fix: ratio["mean"].value for fix, ratio in outcome.adds.items()}
     assert adds == pytest.approx({"a.FAST": 0.5, "a.LIMIT": 0.6}, rel=0.02), "by replays of the plan without each"
+
+
+def test_a_plan_whose_part_alone_does_not_run_is_proved_all_the_same(search: Any, world: Any) -> None:
+    """Without FAST the service dies: what FAST adds is unknown, and nothing else."""
+    world.limits = {8: 0.6}
+
+    def die(arm: Any, _name: str) -> None:
+        if arm.label == "without" and "FAST" not in arm.settings.env:
+            arm.close()
+            arm.failed = True
+            raise RunnerError("the runner was killed")
+
+    world.on_replay = die
+    outcome = search(model(world, "FAST", 0.5), limits(world, 8), budget_s=2000)
+    assert outcome.verdict == "improved" and not outcome.failure and len(outcome.kept) == 2
+    assert set(outcome.adds) == {"a.LIMIT"} and set(outcome.shares) == {"a.FAST", "a.LIMIT"}
+    assert any(note.startswith("What a.FAST adds is not known") for note in outcome.notes)
 
 
 @pytest.mark.parametrize("budget_s", [200.0, 300.0, 400.0])

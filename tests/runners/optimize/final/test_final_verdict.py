@@ -129,7 +129,9 @@ def test_without_a_better_replay_a_refuted_plan_falls_back_to_an_untried_way(sea
 def test_a_plan_without_effect_that_is_also_slower_ends_the_search(search: Any, world: Any) -> None:
     """It went to the final replay untried, and its only fix is found without effect there."""
     outcome = search(world.fix("HALF", 0.5))
+    assert outcome.verdict == "improved"
     outcome.steps = [replace(step, status="not_effective") for step in outcome.steps]
+    assert outcome.verdict == "no_gain", "what took no effect improved nothing"
     assert outcome.reject().startswith("slower in the final replay: p99 x0.5")
     assert world.statuses(outcome) == {"a.HALF": "not_effective"}
 
