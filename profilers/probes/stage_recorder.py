@@ -88,7 +88,8 @@ class SampleLog(_Log):
 class OpenBatch:
     """A batch that has not ended.
 
-    :param since_ns: when it closed, on the clock of the stamps.
+    :param worker: whose thread serves it.
+    :param since_ns: when it had closed and the one before it had ended, on the clock of the stamps.
     :param first_of_worker: no batch of its worker has ended; ``first_of_shape``: none of its shape.
     """
 
@@ -225,20 +226,28 @@ class StageRecorder:
             self._done.extend(inside.tolist())
         return len(inside)
 
-    def open_batches(self, begun_before_ns: int) -> list[OpenBatch]:
-        """Batches that closed before a time and have not ended."""
-        rows = {name: self._batches[name][: self._next_batch] for name in ("close_ns", "finish_end_ns", "worker")}
-        closed, ended = rows["close_ns"], rows["finish_end_ns"] > 0
+    def open_batches(self, begun_before_ns: int, places: int = 1) -> list[OpenBatch]:
+        """Batches that have not ended, of the workers with one that closed before a time.
+
+        :param places: of each worker, by which the record numbers them if requests join between steps.
+        """
+        names = ("close_ns", "finish_end_ns", "worker")
+        closed, finished, place = (self._batches[name][: self._next_batch] for name in names)
+        unfinished = np.flatnonzero((closed > 0) & (finished == 0))
+        worker = place[unfinished] // places
+        old = set(worker[closed[unfinished] < begun_before_ns].tolist())
+        before = {number: int(finished[place // places == number].max(initial=0)) for number in old}
         return [
             OpenBatch(
                 batch_id=k,
-                worker=int(rows["worker"][k]),
+                worker=number,
                 size=int(self._batches["size"][k]),
-                since_ns=int(closed[k]),
-                first_of_worker=not (ended & (rows["worker"] == rows["worker"][k])).any(),
+                since_ns=max(int(closed[k]), before[number]),
+                first_of_worker=not before[number],
                 first_of_shape=bool(self._batches["first_shape"][k]),
             )
-            for k in np.flatnonzero((closed > 0) & (closed < begun_before_ns) & ~ended).tolist()
+            for k, number in zip(unfinished.tolist(), worker.tolist(), strict=True)
+            if number in old
         ]
 
     def first_shapes_ns(self) -> npt.NDArray[np.int64]:

@@ -113,15 +113,18 @@ class SteppingWorker(Worker):
         """Serve a batch and all requests that join it, until none remains."""
         for place in self._places:  # all places: no request is in service
             self._free[place] = self._free[place] or free_ns
+        self.step_ns = formed.close_ns
         with self._on_stream():
             self._admit(formed)
             self._let_go()
             while self._rows:
+                self.step_ns = time.perf_counter_ns()
                 self._step()
                 self._let_go()
                 # Under steady load there may be no other opportunity for a long time.
                 self._engine.between_batches()
                 room = self._most - len(self._rows)
+                self.step_ns = time.perf_counter_ns()
                 if room and (more := self._door.take_at_once(room)) is not None:
                     self._admit(more)
                     self._let_go()
@@ -300,7 +303,7 @@ class SteppingWorker(Worker):
         for row in rows:
             if self._flights is not None and row.flight is not None:
                 self._flights.abandon(row.flight)
-            now = time.perf_counter_ns()
+            self.step_ns = now = time.perf_counter_ns()
             stamps = ("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns")
             missing = {name: now for name in stamps if not recorder.batch[name][row.batch_id]}
             recorder.batch_values(row.batch_id, {**missing, "retried": 1})

@@ -160,6 +160,8 @@ class Worker:
         self.reserved: Reserved | None = None
         #: Number of threads of its operators; 0 before it has started.
         self.operator_threads = 0
+        #: When it began its current step; 0 if it serves whole batches.
+        self.step_ns = 0
 
     @property
     def native_id(self) -> int:

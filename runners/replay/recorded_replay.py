@@ -47,7 +47,7 @@ from latfix.runners.gpu_memory.caching_allocator import allocator_conf
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from latfix.runners.replay.open_loop import give_priority_back, take_priority
-from latfix.runners.replay.pipe_protocol import STALL_S, LineWriter
+from latfix.runners.replay.pipe_protocol import LineWriter
 from latfix.runners.replay.replayer_process import ReplayerProcess
 from latfix.runners.replay.run_facts import RunFacts
 from latfix.runners.service.loaded_service import Service
@@ -107,7 +107,8 @@ class RecordedReplay:
             replayer = stack.enter_context(ReplayerProcess(len(self._traffic)))
             engine.start()
             stacks.watch()
-            self._warm_up(engine)
+            watchdog = BatchWatchdog(engine, recorder, service.settings.hang_limit_ms / 1e3)
+            self._warm_up(engine, watchdog.patience_s)
             deaths.check()
             service.compiles.attach()
             # Reading counters while a worker is in a driver call would block all threads along with it.
@@ -120,7 +121,7 @@ class RecordedReplay:
             for name, value in calibration.items():  # as samples too, so that interrupted runs have them
                 self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
             with pauses, self._samplers(engine, devices) as samplers, lock:
-                cost = self._measured(engine, facts, replayer)
+                cost = self._measured(engine, facts, replayer, watchdog)
             for name, found in _clocks(engine).items():
                 self._probe_lines[name] = (
                     f"{name}: events of {found['batches']} batches, on the host's clock within "
@@ -157,15 +158,15 @@ class RecordedReplay:
         traffic, warmup = self._traffic, self._warmup
         return traffic.request(slot - warmup if slot >= warmup else slot % len(traffic))
 
-    def _warm_up(self, engine: Engine) -> None:
+    def _warm_up(self, engine: Engine, patience_s: float) -> None:
         """Send the first requests one at a time, before the run's clock starts."""
         for slot in range(self._warmup):
             if self._stop.is_set():
                 return
             self._recorder.scheduled_ns[slot] = time.perf_counter_ns()
             engine.submit(slot)
-            if not engine.drain(self._stop, timeout_s=STALL_S) and not self._stop.is_set():
-                raise RunnerError(f"warm-up request {slot + 1} did not end within {STALL_S:.0f} s; gave up")
+            if not engine.drain(self._stop, timeout_s=patience_s) and not self._stop.is_set():
+                raise RunnerError(f"warm-up request {slot + 1} did not end within {patience_s:.0f} s; gave up")
             if slot % 8 == 0:
                 self._parent.send({"event": "warmup", "sent": slot + 1, "of": self._warmup})
 
@@ -197,7 +198,9 @@ class RecordedReplay:
         ):
             yield [first, second]
 
-    def _measured(self, engine: Engine, facts: RunFacts, replayer: ReplayerProcess) -> dict[str, Any]:
+    def _measured(
+        self, engine: Engine, facts: RunFacts, replayer: ReplayerProcess, watchdog: BatchWatchdog
+    ) -> dict[str, Any]:
         recorder, traffic, warmup = self._recorder, self._traffic, self._warmup
         facts.begin()
         self._probe_lines["replayer"] = replayer.ready()
@@ -207,7 +210,6 @@ class RecordedReplay:
         replayer.begin(recorder.scheduled_ns[warmup:])
         began = time.thread_time_ns()
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
-            watchdog = BatchWatchdog(engine, recorder, self._service.settings.hang_limit_ms / 1e3)
             with _StatusLines(self._parent, engine, recorder, self._stop, writer, watchdog) as status:
                 take_priority()  # a real server's network card does this; only the interpreter lock may delay it
                 counters = ThreadCounters()
@@ -371,11 +373,9 @@ class _StatusLines(OwnThread):
             completed = self._recorder.completed
             if completed != done or not self._engine.in_flight:
                 done, since = completed, time.monotonic()
-            elif time.monotonic() - since > STALL_S:
-                self.stalled = (
-                    f"no request ended for {STALL_S:.0f} s with {self._engine.in_flight} in flight; gave up"
-                )
-                self._stop_replay.set()
+            elif time.monotonic() - since > self._watchdog.patience_s:
+                stuck = self._watchdog.worst
+                self._give_up(stuck.words if stuck else f"no request ended for {self._watchdog.patience_s:.0f} s")
             self._watch()
             hopeless = self._engine.failures.given_up(completed, time.perf_counter_ns())
             if hopeless:
@@ -400,10 +400,12 @@ class _StatusLines(OwnThread):
         fresh, beyond = self._watchdog.look()
         if fresh is not None:
             self._parent.send({"event": "hang", "message": fresh.words})
-        worst = self._watchdog.worst
-        if beyond and worst is not None and not self.stalled:
-            self.stalled = f"{worst.words} with {self._engine.in_flight} requests in flight; gave up"
-            self._stop_replay.set()
+        if beyond is not None:
+            self._give_up(beyond.words)
+
+    def _give_up(self, why: str) -> None:
+        self.stalled = self.stalled or f"{why} with {self._engine.in_flight} requests in flight; gave up"
+        self._stop_replay.set()
 
 
 def _ended(stalled: str, *, interrupted: bool) -> dict[str, str]:

@@ -171,7 +171,8 @@ class RunnerProcess:
         :param do: the command that must have ended; ``None`` for any.
         """
         assert self._reader is not None and self._process is not None, "start() comes first"
-        quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
+        patience_s = max(self._hang_limit_s, STALL_S)
+        quiet_limit = timeout_s if timeout_s is not None else 2 * patience_s + LOAD_TIMEOUT_S
         beating, last = 0.0, time.monotonic()
         while True:
             self._cut_log()
@@ -185,7 +186,7 @@ class RunnerProcess:
                     raise self._failure(message)
                 # From now on one follows four times a second.
                 if message["event"] == "status" and self._hang_limit_s and timeout_s is None:
-                    quiet_limit = beating = max(self._hang_limit_s, STALL_S)
+                    quiet_limit = beating = patience_s
                 if on_event is not None:
                     on_event(message)
             if self._reader.ended:

@@ -42,7 +42,8 @@ def _open_batch(recorder: StageRecorder, since_ns: int, *, first_shape: int = 0,
 def _watchdog(recorder: StageRecorder, thread: threading.Thread, limit_s: float) -> tuple[BatchWatchdog, EventLog]:
     events = EventLog()
     ids = {"worker": [thread.native_id], "prepare": [thread.native_id]}
-    engine: Any = SimpleNamespace(thread_ids=lambda: ids, settings=RunnerSettings(), events=events)
+    workers = [SimpleNamespace(step_ns=0)]
+    engine: Any = SimpleNamespace(thread_ids=lambda: ids, settings=RunnerSettings(), events=events, workers=workers)
     return BatchWatchdog(engine, recorder, limit_s), events
 
 
@@ -59,12 +60,12 @@ def test_a_hanging_batch_is_reported_once_and_exceeds_its_limit(hanging: threadi
     assert fresh is not None and not beyond
     assert f"worker 0 has been in batch {stuck} of 3 requests for 20" in fresh.words
     assert any("forward_that_hangs" in line for line in fresh.stack)
-    assert watchdog.look() == (None, False)
+    assert watchdog.look() == (None, None)
     assert _watchdog(recorder, hanging, 10.0)[0].look()[1]
     watchdog.log()
     assert '"hang"' in events.drain(0)
     recorder.batch_done(stuck, _ago(0))
-    assert _watchdog(recorder, hanging, 10.0)[0].look() == (None, False)
+    assert _watchdog(recorder, hanging, 10.0)[0].look() == (None, None)
 
 
 @pytest.mark.parametrize("case", ["first of its shape", "first of its worker", "no limit"])
@@ -94,20 +95,63 @@ def test_a_hang_in_a_new_shape_when_nearly_every_shape_is_new(
     stuck = _open_batch(recorder, _ago(20), first_shape=1)
     watchdog, _ = _watchdog(recorder, hanging, 4.0)
     fresh, ended = watchdog.look()
-    assert ended is beyond
+    assert (ended is not None) is beyond
     if beyond:
         assert fresh is not None and f"worker 0 has been in batch {stuck} of 3 requests" in fresh.words
 
 
-def test_a_place_of_continuous_batching_is_reported_with_its_workers_thread(hanging: threading.Thread) -> None:
+def test_what_hangs_is_named_not_what_took_long_before(hanging: threading.Thread) -> None:
     recorder = StageRecorder(8)
-    recorder.batch_values(recorder.new_batch(), {"worker": 6, "size": 1, "close_ns": _ago(400)})
+    recorder.batch_done(_open_batch(recorder, _ago(400)), _ago(390))
+    slow = _open_batch(recorder, _ago(200), first_shape=1)
+    watchdog, events = _watchdog(recorder, hanging, 60.0)
+    assert watchdog.look()[0] is not None and watchdog.worst is not None
+    recorder.batch_done(slow, _ago(70))
+    stuck = _open_batch(recorder, _ago(65))
+    _, beyond = watchdog.look()
+    assert beyond is not None and beyond == watchdog.worst and f"batch {stuck} of 3 requests" in beyond.words
+    watchdog.log()
+    assert events.drain(0).count('"hang"') == 1
+
+
+@pytest.mark.parametrize(("ended_s", "beyond"), [(None, False), (1.0, False), (70.0, True)])
+def test_a_batch_that_waits_behind_a_slow_one_is_no_hang(
+    hanging: threading.Thread, ended_s: float | None, beyond: bool
+) -> None:
+    """Batches that overlap share their worker's thread."""
+    recorder = StageRecorder(8)
+    recorder.batch_done(_open_batch(recorder, _ago(400)), _ago(390))
+    slow = _open_batch(recorder, _ago(100), first_shape=1)
+    _open_batch(recorder, _ago(90))
+    if ended_s is not None:
+        recorder.batch_done(slow, _ago(ended_s))
+    watchdog, _ = _watchdog(recorder, hanging, 60.0)
+    assert (watchdog.look()[1] is not None) is beyond
+
+
+@pytest.mark.parametrize(
+    ("step_s", "beyond"), [(1.0, False), (5.0, True), (9.0, False)], ids=["a quick step", "hangs", "a new shape joins"]
+)
+def test_the_limit_of_continuous_batching_is_that_of_a_step(
+    hanging: threading.Thread, step_s: float, beyond: bool
+) -> None:
+    """Answers take as long as they have tokens; the place 6 is one of the second worker."""
+    recorder = StageRecorder(8)
+    for ended in (True, False, False):
+        batch, since_ns = recorder.new_batch(), _ago(400.0 if ended else 8.0)
+        recorder.batch_values(batch, {"worker": 6, "size": 1, "close_ns": since_ns, "first_shape": 1})
+        if ended:
+            recorder.batch_done(batch, _ago(399.9))
     ids = {"worker": [threading.get_native_id(), hanging.native_id], "prepare": []}
     settings = RunnerSettings(batching="continuous", max_batch_size=4, workers=2)
-    engine: Any = SimpleNamespace(thread_ids=lambda: ids, settings=settings, events=EventLog())
-    fresh, _ = BatchWatchdog(engine, recorder, 60.0).look()
-    assert fresh is not None and (fresh.thread, fresh.native_id) == ("worker 1", hanging.native_id)
-    assert any("forward_that_hangs" in line for line in fresh.stack)
+    workers = [SimpleNamespace(step_ns=_ago(0)), SimpleNamespace(step_ns=_ago(step_s))]
+    engine: Any = SimpleNamespace(thread_ids=lambda: ids, settings=settings, events=EventLog(), workers=workers)
+    fresh, ended_by = BatchWatchdog(engine, recorder, 4.0).look()
+    assert (ended_by is not None) is beyond
+    if beyond:
+        assert fresh is not None and (fresh.thread, fresh.native_id) == ("worker 1", hanging.native_id)
+        assert "worker 1 has been in a step of 2 requests for 5" in fresh.words
+        assert any("forward_that_hangs" in line for line in fresh.stack)
 
 
 def test_a_prepare_that_hangs(hanging: threading.Thread) -> None:

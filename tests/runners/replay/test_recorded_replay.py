@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from latfix.cli.app import main
 from latfix.errors import EXIT_RUNNER, RunnerError
+from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay import recorded_replay
+from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from latfix.runners.replay.recorded_replay import ThreadDeaths
+from latfix.settings import RunnerSettings
 
 
 @pytest.mark.parametrize(("name", "ends"), [("latfix-worker-0", True), ("refresher", False)])
@@ -31,6 +36,41 @@ def test_a_dead_worker_stops_the_replay_and_a_thread_of_user_code_does_not(
         with pytest.raises(RunnerError, match=f"{name} .*ValueError.*half a sentence") if ends else nullcontext():
             deaths.check()
     assert threading.excepthook is hook, "hooks of later replays do not stack"
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "after_s"), [(60.0, 300.0), (1200.0, 1200.0), (0.0, None)], ids=["usual", "longer", "none"]
+)
+def test_a_replay_in_which_nothing_ends_is_given_up_by_the_limit_of_a_batch(
+    limit_s: float, after_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter_ns=lambda: int(now[0] * 1e9))
+    monkeypatch.setattr(recorded_replay, "time", clock)
+    engine: Any = SimpleNamespace(
+        in_flight=2,
+        queue=(),
+        failures=SimpleNamespace(given_up=lambda *_: ""),
+        settings=RunnerSettings(),
+        workers=[],
+        thread_ids=lambda: {"worker": [], "prepare": []},
+    )
+    parent: Any = SimpleNamespace(send=lambda _: None)
+    writer: Any = SimpleNamespace(error=None)
+    recorder, stop = StageRecorder(2), threading.Event()
+    watchdog = BatchWatchdog(engine, recorder, limit_s)
+    status: Any = recorded_replay._StatusLines(parent, engine, recorder, stop, writer, watchdog)
+
+    def wait(_: float) -> bool:
+        now[0] += 10.0
+        return stop.is_set() or now[0] > 2000.0
+
+    status._stop = SimpleNamespace(wait=wait)
+    status._run()
+    assert bool(status.stalled) is stop.is_set() is (after_s is not None)
+    if after_s is not None:
+        assert after_s < now[0] <= after_s + 40
+        assert status.stalled == f"no request ended for {after_s:.0f} s with 2 requests in flight; gave up"
 
 
 _BROKEN = """

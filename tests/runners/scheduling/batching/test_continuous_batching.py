@@ -21,6 +21,7 @@ from latfix.runners.engine.continuous_batching import steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.fixes.batch.continuous import FIX, joined, works_in_steps
 from latfix.runners.fixes.fix import Applied
+from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from tests.records import build_record
 from tests.runners.engine.served import Served
 from tests.runners.scheduling.counting_model import Counter, Row, Stepping
@@ -161,6 +162,28 @@ def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
     # Before the first answer, between two of them, and after the last: not only at the end.
     assert (False, 0) in times and times[-1] == (True, 7)
     assert sum(not idle for idle, _ in times) >= 25
+
+
+def test_a_step_that_hangs_is_noticed_after_the_limit_of_a_batch() -> None:
+    model, hung, go = Counter(), threading.Event(), threading.Event()
+
+    def gate(numbers: Sequence[float]) -> None:
+        if numbers[0]:
+            hung.set()
+            assert go.wait(60)
+
+    model.gate = gate
+    served = _served([1, 40, 40], model)
+    served.send(0, wait=True)
+    served.send(1, 2)
+    assert hung.wait(20)
+    watchdog, until = BatchWatchdog(served.engine, served.recorder, 0.2), time.monotonic() + 20
+    while (beyond := watchdog.look()[1]) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    go.set()
+    served.end()
+    assert beyond is not None and beyond.words.startswith("worker 0 has been in a step of ")
+    assert any("in gate" in line for line in beyond.stack)
 
 
 def test_a_model_without_steps_is_refused() -> None:
