@@ -184,6 +184,11 @@ class RunnerSettings(Document):
         object.__setattr__(self, "keep_precision", tuple(self.keep_precision))
 
     @property
+    def places(self) -> int:
+        """Batches that a worker serves at the same time: with continuous batching, one for each request in a step."""
+        return self.max_batch_size if self.batching == "continuous" else 1
+
+    @property
     def captures(self) -> bool:
         """True if batches on a device run as captured graphs."""
         return self.cuda_graphs or self.compile == "reduce-overhead"

@@ -44,9 +44,7 @@ class WorkerRow(Document):
 
 def workers_of(record: RunRecord) -> Ints:
     """``(m,)`` the worker of each batch; with continuous batching, batches name one of a worker's places."""
-    settings = record.meta.settings
-    places = settings.max_batch_size if settings.batching == "continuous" else 1
-    return np.asarray(record.batches["worker"] // places, dtype=np.int64)
+    return np.asarray(record.batches["worker"] // record.meta.settings.places, dtype=np.int64)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -112,11 +112,10 @@ class Engine:
 
     def _make_queue(self) -> BatchQueue:
         settings, steering = self.settings, self.steering
-        stepping = settings.batching == "continuous"
         policy: dict[str, Any] = {
             "max_batch_size": settings.max_batch_size,
             # Later requests join between two steps, so there is nothing to wait for.
-            "window_ns": 0 if stepping else int(settings.batch_window_ms * 1e6),
+            "window_ns": 0 if settings.batching == "continuous" else int(settings.batch_window_ms * 1e6),
             "by_length": settings.batch_order == "length",
             "ordering": ordering_of(settings),
             "memory_limit": settings.memory_limit_mb << 20,
@@ -127,10 +126,8 @@ class Engine:
         }
         if settings.routing == "pull" or settings.workers == 1:
             return BatchQueue(**policy)
-        places = settings.max_batch_size if stepping else 1
-        return RoutedQueue(
-            router=Router(settings.workers, places, self._note_shift), workers=settings.workers, **policy
-        )
+        router = Router(settings.workers, settings.places, self._note_shift)
+        return RoutedQueue(router=router, workers=settings.workers, **policy)
 
     def door(self, worker: int) -> BatchQueue | Door:
         """The queue from which a worker takes its batches."""

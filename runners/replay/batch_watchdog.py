@@ -112,8 +112,6 @@ class BatchWatchdog:
         threads = self._engine.thread_ids()
         idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
         work: list[Stuck] = []
-        settings = self._engine.settings
-        places = settings.max_batch_size if settings.batching == "continuous" else 1
 
         def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, limit_s: float) -> None:
             stack, compiling = _stack(frames.get(idents.get(native_id) or 0))
@@ -130,7 +128,7 @@ class BatchWatchdog:
             )
 
         by_worker: dict[int, list[OpenBatch]] = {}
-        for batch in self._recorder.open_batches(begun_before_ns, places):
+        for batch in self._recorder.open_batches(begun_before_ns, self._engine.settings.places):
             by_worker.setdefault(batch.worker, []).append(batch)
         with running_frames() as frames:
             for number, batches in by_worker.items():

@@ -104,7 +104,7 @@ class DeadlineCheck:
     without a deadline is always admitted, and so is one that finds the service empty: otherwise an estimate that is
     too high would never be corrected.
 
-    :param workers: number of workers that serve the queue.
+    :param workers: number of workers that serve the queue; with continuous batching, of all their places.
     """
 
     def __init__(self, estimate: WorkEstimate, *, workers: int) -> None:

@@ -119,7 +119,7 @@ class Steering:
             least = _LEAST_BATCHES * settings.max_batch_size * settings.workers
             self.concurrency = ConcurrencyLimit(least=least, most=settings.max_queue)
         if settings.admission == "deadline":
-            self.deadlines = DeadlineCheck(self.estimate, workers=settings.workers)
+            self.deadlines = DeadlineCheck(self.estimate, workers=settings.workers * settings.places)
 
     @classmethod
     def of(cls, settings: RunnerSettings, device: str) -> Steering | None:

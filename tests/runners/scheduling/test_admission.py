@@ -10,7 +10,9 @@ import numpy as np
 from latfix.queueing.backlog import FixedLimits
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
+from latfix.runners.scheduling.control import Steering
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
+from latfix.settings import RunnerSettings
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]
@@ -146,3 +148,13 @@ def test_an_empty_service_always_tries() -> None:
     check = DeadlineCheck(estimate, workers=1)
     assert check.refuses(0, 10 * MS, 3) and not check.refuses(0, 10 * MS, 0)
     assert not check.hopeless(20 * MS, 10 * MS), "already late, which is a timeout"
+
+
+def test_requests_that_share_the_steps_of_a_worker_do_not_wait_for_each_other() -> None:
+    """Each of eight takes a second next to the others, not after them."""
+    steering = Steering.of(RunnerSettings(batching="continuous", max_batch_size=8, admission="deadline"), "cpu")
+    assert steering is not None
+    for _ in range(12):
+        steering.estimate.learn(Batch(1, 1, 1, 1, 1000 * MS, 1000 * MS))
+    assert not steering.refusal(0, 3000 * MS, 7)
+    assert steering.refusal(0, 3000 * MS, 40)
