@@ -86,11 +86,14 @@ class ReplayLoop:
         self._scheduled = scheduled_ns
 
     def run(self) -> int:
-        """Replay all requests; returns the number handed over."""
+        """Replay all requests; returns the number handed over. Those in flight if it is stopped are ``unfinished``."""
         try:
             with sharp_timer():
                 while self._step():
                     pass
+            now = _clock()
+            for connection in tuple(self._carriers.values()):
+                self._lose(connection, Status.UNFINISHED, "", now)
         finally:
             for connection in [*self._carriers.values(), *self._idle]:
                 connection.close()
@@ -265,7 +268,7 @@ class ReplayLoop:
         stages = (begun - due, sent - begun, first - sent, end - first, end - due)
         exchanged = (answer.status, int(connection.fresh), len(connection.request), answer.received)
         self._log.add((slot, due, *stages, int(status), sent - ready, *exchanged, chunks, tokens, first_token))
-        if status != Status.OK:
+        if status not in (Status.OK, Status.UNFINISHED):
             self._failed(slot, end, message, "answer" if connection.ready_ns else "connect")
         if status == Status.ERROR:
             self._failures.add(message, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import selectors
 import socket
@@ -46,6 +47,7 @@ def replayed(
     gap_ns: int = 0,
     timeout_ns: int = 3_000_000_000,
     report: Callable[[int, int, bool], None] = lambda *_: None,
+    stop: threading.Event | None = None,
 ) -> tuple[Any, list[str]]:
     """Rows of the requests in order, and the messages of those that failed.
 
@@ -75,7 +77,7 @@ def replayed(
         Endpoint(family=socket.AF_INET, place=place, tls=None, name="127.0.0.1"),
         lambda k: whole_request(head, str(k), "t", bodies[k]),
         log,
-        threading.Event(),
+        stop or threading.Event(),
         timeout_ns=timeout_ns,
         keep_alive=True,
         report=report,
@@ -221,3 +223,20 @@ def test_progress_is_reported_however_dense_the_traffic(tmp_path: Path) -> None:
 
     replayed(tmp_path, serve, [b"{}"] * 1500, gap_ns=400_000, report=report)
     assert midway
+
+
+def test_requests_in_flight_when_it_is_interrupted_are_unfinished(tmp_path: Path) -> None:
+    """Else a service that answers no more would look as quick as before."""
+    stop, over, numbers = threading.Event(), threading.Event(), itertools.count()
+
+    def serve(sock: socket.socket, _: int) -> None:
+        while _read(sock)[0]:
+            if next(numbers):
+                stop.set()
+                over.wait(60)
+            sock.sendall(OK)
+
+    rows, errors = replayed(tmp_path, serve, [b"{}"] * 3, gap_ns=200_000_000, stop=stop)
+    over.set()
+    assert rows["status"].tolist() == [Status.OK, Status.UNFINISHED] and not errors
+    assert (rows["latency_ns"] > 0).all() and rows["index"].tolist() == [0, 1]
