@@ -31,7 +31,9 @@ from latfix.runners.optimize.screening_windows import (
     window_bounds,
 )
 from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.runners.replay.run_session import new_folder
+from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
 from latfix.statistics.group_sequential import FIRST_LOOK
 from latfix.statistics.score_bounds import VARIES_FROM
@@ -56,6 +58,8 @@ _SETTLING_S = 2.0
 _BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
 #: Below this share of the batches' time, concurrent preparation of requests is neglected.
 _LEAST_PREPARED = 0.05
+#: A service may be silent for this many times the time in which the first settings load or are scored.
+_PATIENT = 10.0
 #: Minimum duration of one measurement of an arm's pace.
 _PACE_S = 0.6
 
@@ -121,6 +125,14 @@ class Bench:
         """Remaining seconds of the budget; negative once it is spent."""
         return self._deadline - time.monotonic()
 
+    def patience_s(self) -> float | None:
+        """How long a service that is tried may be silent: until the budget ends, but some minutes in any case.
+
+        ``None`` before the first settings have shown how long it takes to load, and to score answers.
+        """
+        usual_s = _PATIENT * max(self.load_s, self.accuracy_s)
+        return max(min(self.left_s(), LOAD_TIMEOUT_S), STALL_S, usual_s) if self.accuracy_s else None
+
     def reserve(self, seconds: float) -> None:
         """Reserve seconds of the budget for what follows the replays."""
         self._deadline -= seconds
@@ -139,7 +151,7 @@ class Bench:
         :param alone: why it must have the device to itself; empty if it may share it.
         """
         arm = Arm(label, self.spec, settings, fixes, self.out / "runner.log", accuracy)
-        arm.alone = alone
+        arm.alone, arm.patience_s = alone, self.patience_s
         self._arms.append(arm)
         return arm
 

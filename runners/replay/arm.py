@@ -59,6 +59,7 @@ class Arm:
     :param alone: why no other arm may be on the device at the same time; empty if one may.
     :param start_s: seconds that its last process took to load; 0 before the first.
     :param ready_message: the ``ready`` message of its last process; empty before the first.
+    :param patience_s: how long its process may be silent while it loads, or is asked; ``None`` for the usual limits.
     """
 
     label: str
@@ -76,6 +77,7 @@ class Arm:
     alone: str = ""
     ready_message: Mapping[str, Any] = field(default_factory=dict)
     start_s: float = 0.0
+    patience_s: Callable[[], float | None] = field(default=lambda: None, repr=False)
     _process: RunnerProcess | None = field(default=None, repr=False)
     _launched: float = field(default=0.0, repr=False)
 
@@ -106,7 +108,7 @@ class Arm:
         assert self._process is not None
         if not self._process.ready:
             try:
-                self.ready_message = self._process.start()
+                self.ready_message = self._process.start(self.patience_s())
             except BaseException as error:
                 self.close()
                 self.failed = isinstance(error, LatfixError)
@@ -156,7 +158,7 @@ class Arm:
             self.profiled = True
         process.resume()
         try:
-            return process.command(do, **more)
+            return process.command(do, timeout_s=self.patience_s(), **more)
         except LatfixError:
             self._give_up()
             raise

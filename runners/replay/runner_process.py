@@ -74,11 +74,11 @@ class RunnerProcess:
         """Process id, while there is a process."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> Mapping[str, Any]:
+    def start(self, timeout_s: float | None = None) -> Mapping[str, Any]:
         """Start the process and wait until the model is loaded; returns its ``ready`` message."""
         if self._process is None:
             self.launch()
-        self.ready = self._await("ready", None, None, LOAD_TIMEOUT_S)
+        self.ready = self._await("ready", None, None, LOAD_TIMEOUT_S if timeout_s is None else timeout_s)
         return self.ready
 
     def launch(self) -> None:

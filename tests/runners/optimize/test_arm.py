@@ -23,19 +23,22 @@ class FakeProcess:
 
     def __init__(self, *_: object) -> None:
         self.commands: list[str] = []
+        self.silent_s: list[float | None] = []
         self.ready: dict[str, Any] = {}
         self.made.append(self)
 
     def launch(self) -> None:
         self.commands.append("launch")
 
-    def start(self) -> dict[str, Any]:
+    def start(self, timeout_s: float | None = None) -> dict[str, Any]:
         self.commands.append("start")
+        self.silent_s.append(timeout_s)
         self.ready = {"device": self.device}
         return self.ready
 
-    def command(self, do: str, **_: object) -> Any:
+    def command(self, do: str, timeout_s: float | None = None, **_: object) -> Any:
         self.commands.append(do)
+        self.silent_s.append(timeout_s)
         if "die" in self.commands:
             raise RunnerError("the runner was killed")
         return {}
@@ -121,3 +124,13 @@ def test_two_load_at_once_and_wait_until_they_are_needed(arm: Arm) -> None:
     assert process.commands == ["launch", "start", "pause"] and arm.ready_message == {"device": "cpu"}
     arm.running()
     assert FakeProcess.made == [process] and process.commands == ["launch", "start", "pause"]
+
+
+def test_a_process_may_be_silent_as_long_as_its_arm_is_patient(arm: Arm) -> None:
+    arm.ask("facts")
+    arm.patience_s = iter([7.0, 5.0]).__next__
+    arm.ask("evaluate")
+    arm.restart()
+    arm.running()
+    first, second = FakeProcess.made
+    assert first.silent_s == [None, None, 7.0] and second.silent_s == [5.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
 from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_excluded
 from latfix.runners.optimize.measurement import Bench
+from latfix.runners.replay.pipe_protocol import STALL_S
+from latfix.settings import RunnerSettings
 
 
 def test_fixes_that_do_not_fit_the_budget_are_skipped(search: Any, world: Any) -> None:
@@ -115,3 +118,17 @@ def test_int8_takes_time_to_compile_on_a_gpu(device: str, seconds: float) -> Non
     for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
         assert Bench._making_of(bench, [fix]) == seconds
     assert Bench._making_of(bench, [fuse_compile.FIX, quantize_bf16.FIX]) == 90.0
+
+
+def test_a_service_that_is_tried_may_be_silent_until_the_budget_ends_but_some_minutes_in_any_case() -> None:
+    """Else one that hangs while its answers are scored takes half an hour of a budget of five minutes."""
+    nothing: Any = None
+    bench = Bench(nothing, nothing, Path(), watch=nothing, seed=0, budget_s=1000.0)
+    patience_s = bench.arm("before", RunnerSettings(), ()).patience_s
+    assert patience_s() is None, "nothing is known about the workload yet"
+    bench.load_s, bench.accuracy_s = 3.0, 2.0
+    assert STALL_S < (patience_s() or 0.0) <= 1000.0
+    bench.reserve(900.0)
+    assert patience_s() == STALL_S
+    bench.load_s = 60.0
+    assert patience_s() == 600.0
