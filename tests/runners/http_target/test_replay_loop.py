@@ -236,7 +236,7 @@ def test_requests_in_flight_when_it_is_interrupted_are_unfinished(tmp_path: Path
                 over.wait(60)
             sock.sendall(OK)
 
-    rows, errors = replayed(tmp_path, serve, [b"{}"] * 3, gap_ns=200_000_000, stop=stop)
+    rows, errors = replayed(tmp_path, serve, [b"{}"] * 2, gap_ns=200_000_000, stop=stop)
     over.set()
     assert rows["status"].tolist() == [Status.OK, Status.UNFINISHED] and not errors
     assert (rows["latency_ns"] > 0).all() and rows["index"].tolist() == [0, 1]
