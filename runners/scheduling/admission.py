@@ -1,7 +1,7 @@
 """Admission: a limit on requests inside that follows the measured latency, and deadlines that cannot be met.
 
 Refusing a request loses its answer; admitting it under overload delays all others. Both policies refuse at once.
-Refused requests count as ``shed``, separate from the percentiles.
+Refused requests count as ``shed``: they are lost, and percentiles cover them too.
 """
 
 from __future__ import annotations
