@@ -191,10 +191,12 @@ def _rate(arrival_ns: Ints) -> float:
 
 
 def _share(record: RunRecord, begin: str, end: str) -> float:
-    """Seconds between two stamps of batches, summed; batches whose last stamp is missing are left out."""
+    """Seconds of workers between two stamps of batches, summed; batches whose last stamp is missing are left out."""
     batches = record.batches
     some = (batches["warmup"] == 0) & (batches[end] > 0)
-    return float(np.maximum(batches[end][some] - batches[begin][some], 0).sum()) / 1e9
+    # Requests that share a worker's steps share its time.
+    shared = batches["size"][some] if record.meta.settings.places > 1 else 1
+    return float((np.maximum(batches[end][some] - batches[begin][some], 0) / shared).sum()) / 1e9
 
 
 def _waits(record: RunRecord, ok: Bools) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,15 @@ def test_figures_of_a_replay() -> None:
     # Nothing but prepare, wait and service: the parts sum to the latency.
     assert point.latency == pytest.approx(point.wait + point.prepare + 0.01, abs=1e-6)
     assert not point.grew and not point.lost and point.trustworthy
+
+
+def test_requests_that_share_steps_share_their_workers_time() -> None:
+    record = simulate(make_traffic(2000, 50.0), each=0.01)
+    alone = load_point(record)
+    settings = RunnerSettings(batching="continuous", max_batch_size=8)
+    record.batches["size"][:] = 4
+    point = load_point(replace(record, meta=record.meta.updated(settings=settings)))
+    assert point.worker_share == pytest.approx(alone.worker_share / 4)
 
 
 def test_a_window_is_part_of_the_wait() -> None:

@@ -24,6 +24,8 @@ def _busy_share(record: RunRecord, workers: int) -> float:
     compute = batches["compute_end_ns"] - batches["h2d_end_ns"]
     if not len(compute):
         return 0.0
+    if record.meta.settings.places > 1:  # requests that share a worker's steps share its time
+        compute = compute / batches["size"]
     span = int(batches["finish_end_ns"].max() - batches["open_ns"].min())
     return float(compute.sum()) / max(span, 1) / workers
 

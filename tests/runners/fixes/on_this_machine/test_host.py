@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from latfix.runners.fixes.host import threads as host_threads
 from latfix.runners.fixes.host import wait_policy as host_wait_policy
 from latfix.runners.fixes.host import workers as host_workers
 from latfix.runners.host.cpu_topology import Domain, Topology, cores_text
+from latfix.settings import RunnerSettings
 
 Make = Callable[..., Any]
 Verify = Callable[..., tuple[bool, str]]
@@ -158,6 +160,9 @@ def test_idle_cores_are_used_by_large_requests(make_record: Make, make_context: 
     assert "unknown number" in PARALLEL.obstacle(make_context(make_record(torch_threads=0), QUIET))
     busy = make_record(torch_threads=1, compute_ms=20.0, gap_ms=10.0)
     assert "workers computed 67% of the time" in PARALLEL.obstacle(make_context(busy, QUIET))
+    shared = replace(busy, meta=busy.meta.updated(settings=RunnerSettings(batching="continuous", max_batch_size=4)))
+    shared.batches["size"][:] = 4
+    assert PARALLEL.obstacle(make_context(shared, QUIET)) == "", "four requests share the time of one worker"
     short = make_record(torch_threads=1, compute_ms=0.5, gap_ms=80.0)
     assert "0.5 ms, too short" in PARALLEL.obstacle(make_context(short, QUIET))
 
