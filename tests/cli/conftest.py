@@ -169,7 +169,7 @@ class Reached(BaseException):  # past what latfix makes of its own mistakes
 def no_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raises :class:`Reached` instead of starting a process."""
 
-    def start(_: RunnerProcess) -> None:
+    def start(*_: object) -> None:
         raise Reached
 
     monkeypatch.setattr(RunnerProcess, "start", start)
