@@ -138,7 +138,7 @@ class _Waits:
     """What threads worked on while requests waited for them, from the queues of the ledger."""
 
     def __init__(self, evidence: Evidence, books: LedgerContext, hangs: Ints) -> None:
-        self._hangs, self._count = hangs, max(evidence.setup.workers, 1)
+        self._hangs, self._count = hangs, evidence.setup.threads
         rows, batches, line, setup = evidence.rows, evidence.batches, books.line, evidence.setup
         names = ("work", *books.ledger.causes)
         prepared, prepare = line.prepared, evidence.units["prepare"]

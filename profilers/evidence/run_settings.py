@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latfix.arrays import Ints
+from latfix.formatting import counted
 from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
@@ -105,18 +106,22 @@ class Setup:
             device_waits=meta.device_waits,
             copy_costs=_copy_costs(calibration),
             worker_devices=meta.worker_devices,
-            places=settings.max_batch_size if continuous else 1,
+            places=settings.places,
             servers=servers,
             expandable=bool(meta.device_memory.get("settings", {}).get("expandable_segments")),
         )
+
+    @property
+    def threads(self) -> int:
+        """Threads that run the model: ``workers`` counts the places of each."""
+        return -(-self.workers // self.places)
 
     @property
     def capacity_text(self) -> str:
         """``2 workers, batches of up to 8``, or for a service seen from outside ``2 servers``."""
         if self.servers is not None:
             return f"{self.servers} server{'s' * (self.servers != 1)}"
-        workers = max(self.workers // self.places, 1)
-        return f"{workers} worker{'s' * (workers != 1)}, batches of up to {max(self.max_batch, self.places)}"
+        return f"{counted(self.threads, 'worker')}, batches of up to {max(self.max_batch, self.places)}"
 
     def device_numbers(self, worker: Ints) -> Ints:
         """``(m,)`` the number of each batch's device; -1 for the first worker's device, or if unknown.

@@ -21,6 +21,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis, Losses
 from latfix.run_record.chunked_record import RecordFile
 from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import EVENT_FIELDS
 from latfix.stages import Status
 from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded
 from tests.run_record.test_chunked_record import write_run
@@ -98,6 +99,20 @@ def test_requests_in_flight_are_losses_of_a_service_that_hung_but_not_of_a_stopp
     found = diagnose(replace(record, partial=True))
     assert found.verdict == verdict and found.requests["unfinished"] == 30
     assert found.to_json()["latency_ms"]["p99"] is None
+
+
+@pytest.mark.parametrize("batching", ["fixed", "continuous"])
+def test_a_worker_that_hangs_serves_at_none_of_its_places(simulate: Simulate, batching: str) -> None:
+    record = _cut_off(_quiet(simulate, meta={"state": "failed"}), 0.05, Status.UNFINISHED)
+    if batching == "continuous":
+        settings = replace(record.meta.settings, batching="continuous", max_batch_size=4)
+        record = replace(record, meta=record.meta.updated(settings=settings))
+        record.batches["worker"][:] = np.arange(len(record.batches["worker"])) % 4
+    hang = (0, 10**15, "hang", 0, -1, 0, {"message": "worker 0 has been in it"})
+    events = {name: np.array([value], object) for name, value in zip(EVENT_FIELDS, hang, strict=True)}
+    numbers = {name: column.astype(np.int64) for name, column in events.items() if name not in ("kind", "detail")}
+    (lost,) = diagnose(replace(record, partial=True, events={**events, **numbers})).lost
+    assert lost.waited_for_ms["hang"] == pytest.approx(lost.stages_ms["queue"], rel=0.02)
 
 
 def test_shed_on_arrival(simulate: Simulate) -> None:
