@@ -671,8 +671,8 @@ class Search:
         self.ineffective |= missing
         if status == "kept" and missing and not set(configuration.fixes) - set(self.best.fixes) - set(missing):
             status, reason = "not_effective", "; ".join(missing.values())
-        if not cold:
-            candidate.latest = join([record for _, record in pairs])
+        # A few first requests show no remaining tail.
+        candidate.latest = self.arm.latest if cold else join([record for _, record in pairs])
         return Trial(
             configuration=configuration,
             status=status,

@@ -97,6 +97,13 @@ def test_a_way_and_a_batch_size_are_replayed_together_as_predicted(search: Any, 
     assert adds == pytest.approx({"a.FAST": 0.5, "a.LIMIT": 0.6}, rel=0.02), "by replays of the plan without each"
 
 
+def test_after_a_cold_fix_the_remaining_tail_is_that_of_the_best_before_it(search: Any, world: Any) -> None:
+    outcome = search(world.fix("A", 0.5), world.fix("COLD", 0.5, cold=True))
+    assert world.statuses(outcome) == {"a.A": "kept", "a.COLD": "kept"}
+    latest = {arm.label: arm.latest for arm in world.arms}
+    assert latest["a.A"] is not None and latest["a.COLD"] is latest["a.A"]
+
+
 def test_a_plan_whose_part_alone_does_not_run_is_proved_all_the_same(search: Any, world: Any) -> None:
     """Without FAST the service dies: what FAST adds is unknown, and nothing else."""
     world.limits = {8: 0.6}
