@@ -86,7 +86,7 @@ class ReplayLoop:
         self._scheduled = scheduled_ns
 
     def run(self) -> int:
-        """Replay all requests; returns the number handed over. Those in flight if it is stopped are ``unfinished``."""
+        """Replay all requests; returns the number handed over. If stopped, those in flight are ``unfinished``."""
         try:
             with sharp_timer():
                 while self._step():

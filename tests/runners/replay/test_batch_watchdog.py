@@ -130,7 +130,9 @@ def test_a_batch_that_waits_behind_a_slow_one_is_no_hang(
 
 
 @pytest.mark.parametrize(
-    ("step_s", "beyond"), [(1.0, False), (5.0, True), (9.0, False)], ids=["a quick step", "hangs", "a new shape joins"]
+    ("step_s", "beyond"),
+    [(1.0, False), (5.0, True), (9.0, False)],
+    ids=["a quick step", "hangs", "a new shape joins"],
 )
 def test_the_limit_of_continuous_batching_is_that_of_a_step(
     hanging: threading.Thread, step_s: float, beyond: bool
