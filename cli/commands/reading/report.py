@@ -30,9 +30,16 @@ if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
 
 #: Documents that commands write into their folders.
-_DOCUMENTS = tuple(
-    f"{name}.json"
-    for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation", "diagnosis")
+_DOCUMENTS = (
+    "optimization.json",
+    "comparison.json",
+    "trial.json",
+    "sweep.json",
+    "selftest.json",
+    "doctor.json",
+    "backends.json",
+    "fragmentation.json",
+    "diagnosis.json",
 )
 #: Kinds of diagnoses whose page needs the rows of a run.
 _REPLAYED = ("replay", "http")

@@ -9,6 +9,7 @@ import typer
 from latfix.cli.shared import options
 from latfix.errors import EXIT_OK, InputError
 
+_DOCUMENT = "backends.json"
 #: Batch size if the workload itself does not batch.
 _BATCH = 8
 
@@ -22,6 +23,7 @@ def backends(
         typer.Option("--batch", metavar="N", help="Batch size; default: the workload's max_batch_size, or 8."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Measuring time, without conversions.")] = 20.0,
+    out: options.KeepOption = None,
     json_file: options.JsonOption = None,
 ) -> int:
     """Compare the backends that can serve a model.
@@ -30,8 +32,10 @@ def backends(
     """
     from rich.console import Console
 
+    from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.backends import render_backends
     from latfix.runners.backend_comparison.comparison import measure_backends
+    from latfix.runners.replay.run_session import open_folder
 
     replayed.check()
     if batch is not None and not 1 <= batch <= 4096:
@@ -42,10 +46,14 @@ def backends(
     settings = spec.settings.with_overrides(options.check_device(replayed.device))
     schedule = options.load_traffic(spec, replayed)
     target = options.Target.open("--json", json_file)
+    folder = None if out is None else open_folder(out)
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):
         found = measure_backends(
             spec, schedule, settings, batch=wanted, explicit=batch is not None, seconds=seconds, seed=replayed.seed
         )
-    target.report(found.to_json(), lambda: render_backends(found))
+    document = found.to_json()
+    if folder is not None:
+        write_json(folder / _DOCUMENT, document)
+    target.report(document, lambda: render_backends(found))
     return EXIT_OK

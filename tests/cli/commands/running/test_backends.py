@@ -67,8 +67,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
-    target = tmp_path / "backends.json"
-    how = ("--map", "length=min(length, 6)", "--seconds", "0.5", "--json", target)
+    kept, target = tmp_path / "kept", tmp_path / "table.json"
+    how = ("--map", "length=min(length, 6)", "--seconds", "0.5", "--out", kept, "--json", target)
     code, out, err = cli("backends", program, "--traffic", traffic, *how)
     assert code == 0, err
     document = json.loads(target.read_text())
@@ -80,6 +80,9 @@ def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> No
     assert script["missing"] or script["agreeing"] == script["compared"] > 0
     for word in ("torch.export", "in batches of 8", "fastest is", "holds no Python module"):
         assert word in " ".join(out.split()), out
+    assert json.loads((kept / "backends.json").read_text()) == document
+    assert cli("report", kept)[1] == out
+    refused(cli("backends", program, "--traffic", traffic, *how), "kept: found a folder that is not empty")
 
 
 def test_a_model_that_takes_one_request_at_a_time(
