@@ -256,7 +256,10 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return "Too much of the tail is unexplained to name its cause: observe the service's process with --pid."
     if diagnosis.verdict == "losing":
         return f"First fix what the lost {unit}s waited for, then what makes the others slow."
-    if diagnosis.verdict == "inconclusive" and diagnosis.source is not None and diagnosis.source.kind == "requests":
+    largest = _largest_known(diagnosis)
+    seldom = largest is not None and largest.rests_on_few
+    is_log = diagnosis.source is not None and diagnosis.source.kind == "requests"
+    if diagnosis.verdict == "inconclusive" and is_log and not seldom:
         return (
             "Too much of the tail is unexplained to name its cause: use a log with finer times or more "
             "columns (queue, dependencies, sizes: --map), or spans."
@@ -264,20 +267,18 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "inconclusive":
         replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
         longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
-        largest = _largest_known(diagnosis)
-        decides = (
-            f"that decides whether it is {largest}" if largest else "this run does not show the cause of the tail"
-        )
-        return f"{longer}: {decides}."
+        if largest is None:
+            return f"{longer}: this run does not show the cause of the tail."
+        return f"{longer}: that decides whether it is {largest.cause}."
     if cause_advice(diagnosis):
         return ""
     return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
 
 
-def _largest_known(diagnosis: Diagnosis) -> str:
-    """The cause of most of the excess; empty without one."""
-    known = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED and _number(entry.tail_share) > 0.5]
-    return known[0].cause if known else ""
+def _largest_known(diagnosis: Diagnosis) -> CauseSummary | None:
+    """The cause of most of the excess; ``None`` without one."""
+    known = (entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED and _number(entry.tail_share) > 0.5)
+    return next(known, None)
 
 
 def commonest_error(diagnosis: Diagnosis) -> str:

@@ -22,6 +22,8 @@ from latfix.results.worker_summary import WorkerRow
 _SHOWN = 10
 #: Least share of the slowest requests' excess for a cause to be reported.
 _WORTH_REPORTING = 0.1
+#: Share of a cause's milliseconds below which the low end of its interval is hardly anything.
+_FEW = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,11 @@ class CauseSummary(Document):
     fixes: tuple[str, ...]
     active: Activity | None = field(default=None, metadata=json_key(omit_empty=True))
     culprit: str = field(default="", metadata=json_key(omit_empty=True))
+
+    @property
+    def rests_on_few(self) -> bool:
+        """True if it happened so seldom that the interval reaches almost down to nothing."""
+        return self.ci95_ms[0] < _FEW * self.tail_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

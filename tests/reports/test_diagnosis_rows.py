@@ -131,6 +131,14 @@ def test_a_longer_run_is_advised_for_a_cause_that_is_most_of_the_tail(
     assert closing_advice(recorded).startswith("Record for longer: ")
 
 
+def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
+    source, known = Source(kind="requests", path="access.log"), ordinary[1].causes[0]
+    found = replace(ordinary[1], verdict="inconclusive", source=source, service=None, lost=())
+    for low, words in ((0.0, "Record for longer: that decides whether it is"), (8.0, "a log with finer times")):
+        cause = replace(known, tail_ms=10.0, tail_share=0.8, ci95_ms=(low, 20.0))
+        assert words in closing_advice(replace(found, causes=(cause,)))
+
+
 def test_a_part_that_a_newer_version_names_is_shown_by_its_name(ordinary: Session) -> None:
     part = LatencyPart(part="tokenizer", slow_ms=3.0, typical_ms=1.0, source="its log", p99_ms=4.0)
     found = replace(ordinary[1], service=ServiceFigures(connections=1, parts=(part,), parts_known="by request"))

@@ -231,12 +231,14 @@ def _verdict(
     if top is not None:
         return top.cause, f"{opening}: {describe_part(words[top.cause], top, excess_ms)}."
     largest = max(causes, key=lambda each: each.tail_ms, default=None)
-    always = (
-        f"; the largest part, {describe_part(words[largest.cause], largest, excess_ms)}, is there all the time"
-        if largest
-        else ""
+    if largest is None:
+        return "inconclusive", f"{opening}; no cause stands out in this recording."
+    part = describe_part(words[largest.cause], largest, excess_ms)
+    if largest.rests_on_few:
+        return "inconclusive", f"{opening}; the largest part is not certain, because it happened seldom: {part}."
+    return "inconclusive", (
+        f"{opening}; no cause stands out in this recording; the largest part, {part}, is there all the time."
     )
-    return "inconclusive", f"{opening}; no cause stands out in this recording{always}."
 
 
 def _stages_ms(accounts: Accounts, tail: Any) -> dict[str, dict[str, float]]:

@@ -11,8 +11,10 @@ from latfix.profilers.recordings.requests.request_table import RequestTable
 TYPICAL_NS = 20e6
 
 
-def simulated(kind: str, seed: int, *, servers: int = 1, n: int = 4000, load: float = 0.35) -> RequestTable:
-    """``quiet``, ``burst``, ``big``, ``drift``, ``dependency`` or ``stall``."""
+def simulated(
+    kind: str, seed: int, *, servers: int = 1, n: int = 4000, load: float = 0.35, moments: int = 12
+) -> RequestTable:
+    """``quiet``, ``burst``, ``big``, ``drift``, ``dependency`` or ``stall``, at so many moments."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(TYPICAL_NS / servers / load, n))
     size = rng.lognormal(0.0, 0.2, n)
@@ -29,7 +31,7 @@ def simulated(kind: str, seed: int, *, servers: int = 1, n: int = 4000, load: fl
     if kind == "dependency":
         dependency = rng.lognormal(np.log(2e6), 0.2, n)
         dependency[rng.random(n) < 0.03] += 150e6
-    stalls = np.sort(rng.uniform(0, arrival[-1], 12)) if kind == "stall" else np.zeros(0)
+    stalls = np.sort(rng.uniform(0, arrival[-1], moments)) if kind == "stall" else np.zeros(0)
     ended = served(arrival, service + dependency, servers, stalls)
     arrived = np.rint(arrival - arrival[0]).astype(np.int64)
     return RequestTable(

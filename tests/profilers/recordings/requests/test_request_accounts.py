@@ -71,6 +71,12 @@ def test_a_stall_of_all_servers_is_one_event(seed: int) -> None:
     assert "12 times" in result.causes[0].evidence or "11 times" in result.causes[0].evidence
 
 
+def test_a_single_stall_is_shown_though_its_size_is_not_certain() -> None:
+    result = diagnosed(simulated("stall", 11, servers=4, moments=1))
+    assert result.verdict == "inconclusive" and result.causes[0].rests_on_few
+    assert "not certain, because it happened seldom: 97 % of the excess" in result.sentence
+
+
 @pytest.mark.parametrize("servers", [1, 4])
 def test_a_quiet_log_names_no_fault(servers: int) -> None:
     result = diagnosed(simulated("quiet", 11, servers=servers))
