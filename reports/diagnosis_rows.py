@@ -256,6 +256,13 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return "Too much of the tail is unexplained to name its cause: observe the service's process with --pid."
     if diagnosis.verdict == "losing":
         return f"First fix what the lost {unit}s waited for, then what makes the others slow."
+    if diagnosis.verdict == "inconclusive" and outside is not None and not outside.parts:
+        rest = next((entry for entry in diagnosis.causes if entry.cause == UNEXPLAINED), None)
+        if rest is not None and _number(rest.tail_share) > 0.5 and not rest.rests_on_few:  # more time shows no more
+            return (
+                "Too much of the tail is unexplained to name its cause: join the service's own log or spans with "
+                "--server-log FILE."
+            )
     largest = _largest_known(diagnosis)
     seldom = largest is not None and largest.rests_on_few
     is_log = diagnosis.source is not None and diagnosis.source.kind == "requests"

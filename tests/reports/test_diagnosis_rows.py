@@ -22,7 +22,7 @@ from latfix.reports.diagnosis_rows import (
     small_causes_words,
 )
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.results.diagnosis import LatencyPart, Losses, ServiceFigures, Source
+from latfix.results.diagnosis import LatencyPart, Losses, ProcessFigures, ServiceFigures, Source
 from tests.reports.conftest import Session, printed
 
 
@@ -137,6 +137,21 @@ def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
     for low, words in ((0.0, "Record for longer: that decides whether it is"), (8.0, "a log with finer times")):
         cause = replace(known, tail_ms=10.0, tail_share=0.8, ci95_ms=(low, 20.0))
         assert words in closing_advice(replace(found, causes=(cause,)))
+
+
+def test_what_cannot_be_seen_from_outside_is_in_the_log_of_the_service(ordinary: Session) -> None:
+    figures = dict.fromkeys(("minor_faults", "major_faults", "voluntary_switches", "involuntary_switches"), 0)
+    process = ProcessFigures(
+        pid=7, cpu_cores=1.0, waiting_cores=0.0, throttled_ms=None, resident_bytes=1, gpu_util=None, **figures
+    )
+    seen = ServiceFigures(connections=1, process=process)
+    rest = replace(ordinary[1].causes[0], cause="unexplained", tail_ms=10.0, tail_share=0.8)
+    found = replace(ordinary[1], verdict="inconclusive", source=None, service=seen, lost=())
+    for low, words in (
+        (8.0, "its cause: join the service's own log or spans with --server-log"),
+        (0.0, "for longer"),
+    ):
+        assert words in closing_advice(replace(found, causes=(replace(rest, ci95_ms=(low, 20.0)),)))
 
 
 def test_a_part_that_a_newer_version_names_is_shown_by_its_name(ordinary: Session) -> None:
