@@ -9,9 +9,8 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.profilers.causes.drift.growth import Growth
-from latfix.profilers.causes.drift.trend_tests import squares_left
+from latfix.profilers.causes.drift.trend_tests import best_step, squares_left
 from latfix.profilers.evidence.units import Evidence
-from latfix.statistics.change_points import rising_level
 
 _POINTS = 48
 _LEAST_SAMPLES = 8
@@ -21,7 +20,7 @@ _LEAST_OBJECTS, _OBJECTS_A_REQUEST = 10_000, 25
 _OBJECTS = "live Python objects"
 #: A block of Python's allocator is at most so large; what is larger comes from the C library.
 _BLOCK_BYTES = 512
-#: A line on the series must explain this share of the squares that a rising level explains.
+#: A line on the series must explain this share of the squares that a line in time or a step explains, whichever more.
 _FOLLOWS = 0.85
 #: A series is preferred if its residual is at most this share of the next best one's.
 _PREFERRED = 0.5
@@ -65,15 +64,16 @@ class Origin:
 def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
     """The series that the growth follows.
 
-    A series must have grown materially and explain, by a straight line, nearly all that a rising level explains: it
-    must have the drift's shape in time. If two kinds fit, the better one counts only if its residual is half of the
-    other's; series that all grow evenly cannot be told apart. Memory that grew by no more than the Python objects
-    that grew with it can occupy is the same growth, seen by a less specific counter.
+    A series must have grown materially and explain, by a straight line, nearly all that a straight line in time or
+    one step explains. A level that never falls is no measure, because it follows the noise of a weak drift as well.
+    If two kinds fit, the better one counts only if its residual is half of the other's; series that all grow evenly
+    cannot be told apart. Memory that grew by no more than the Python objects that grew with it can occupy is the same
+    growth, seen by a less specific counter.
     """
     times = _common_times(growths)
     level = sum((np.interp(times, growth.times_s, growth.values) for growth in growths), np.zeros(len(times)))
     total = float(((level - level.mean()) ** 2).sum())
-    explained = total - float(((level - rising_level(level)) ** 2).sum())
+    explained = total - min(squares_left(level, times), best_step(level)[1])
     following: dict[str, Companion] = {}
     for cause, name, values in _candidates(evidence, times):
         rest = squares_left(level, values)

@@ -132,6 +132,13 @@ def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(simulate: Simulat
     assert "from then on" in sentence(diagnosis, "drift.unknown")
 
 
+def test_a_weak_drift_follows_memory_though_the_pace_waves(simulate: Simulate) -> None:
+    # A pace that changes for seconds adds as much as the drift; a level that never falls follows it too.
+    ms = 3.0 * AGE + 1.0 + np.cos(2 * np.pi * 2.5 * AGE)
+    record = sampled(simulate(n=N, rate=12, compute_faults=slower(ms)), rss=lambda age: 310 + 670 * age)
+    assert set(claimed(diagnose(record, bootstrap=20))) == {"drift.memory"}
+
+
 @pytest.mark.parametrize(
     ("name", "ms"),
     [
