@@ -43,6 +43,10 @@ class Stopwatch:
         self._cpu_ns = time.thread_time_ns()
         self.start_ns = time.perf_counter_ns()
 
+    def ran_ms(self) -> float:
+        """The thread's processor time so far."""
+        return (time.thread_time_ns() - self._cpu_ns) / 1e6
+
     def stop(self, ns: int | None = None) -> Done:
         """End the fault. It added ``ns``; by default the elapsed time minus waits for a core."""
         end = time.perf_counter_ns()

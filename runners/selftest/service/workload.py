@@ -13,7 +13,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Options:
     :param kinds: injectors that the traffic needs, with their largest milliseconds: ``gc=20,sleep=5``.
     :param spinner: phases of a spinning thread; ``collector``: of a thread with collections of ``collector_ms``.
     :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.faults.growth.Growth`.
-    :param lazy_ms: work at the first use of each input length.
+    :param lazy_ms: processor time of a first call and further work, at the first use of each input shape.
     :param compiled: compile the model, separately for each shape.
     :param uncompiled_ms: keep torch's recompile limit; beyond it the model takes this much longer.
     :param python_ms: bytecode in ``prepare``, which holds the interpreter lock.
@@ -111,7 +111,6 @@ class Served(torch.nn.Module):
         self._lazy_ms = options.lazy_ms
         self._work = ExtraWork()
         self._shapes: set[tuple[int, ...]] = set()
-        self._per_row_ns = float("inf")
         self._growth = _growth(options, scanned=False)
 
     def forward(self, items: torch.Tensor, faults: torch.Tensor, sender: torch.Tensor) -> torch.Tensor:
@@ -128,22 +127,21 @@ class Served(torch.nn.Module):
         shape = tuple(items.shape)
         new = shape not in self._shapes
         self._shapes.add(shape)
-        if new and self._lazy_ms:
-            self._log_model("cold.start", "first use", first, self._work(self._lazy_ms))
         if new and self._compiled:
             _limit_recompiles(self._recompile_limit)
+        # The answer of a first use is dropped, so that all of it is the fault, what the model does by itself too.
         watch = Stopwatch()
-        output: torch.Tensor = self._call(items)
-        done = watch.stop()
-        rows = shape[0] * shape[1]
+        output: torch.Tensor | None = self._call(items) if new and (self._lazy_ms or self._compiled) else None
+        if self._slower is None and output is not None:
+            self._work(self._lazy_ms - watch.ran_ms())
+            cause, kind = ("cold.compile", "compile") if self._compiled else ("cold.start", "first use")
+            self._log_model(cause, kind, first, watch.stop())
+            output = None
+        if output is None:
+            output = self._call(items)
         if self._slower is not None:
             self._log_model("cold.compile", "uncompiled", first, self._slower)
             self._slower = None
-        elif new and self._compiled:
-            usual = 0.0 if self._per_row_ns == float("inf") else self._per_row_ns * rows
-            self._log_model("cold.compile", "compile", first, replace(done, ns=max(int(done.ns - usual), 0)))
-        elif not new:
-            self._per_row_ns = min(self._per_row_ns, done.ns / rows)
         return output
 
     def _run_uncompiled(self) -> None:
