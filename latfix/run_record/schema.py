@@ -200,7 +200,8 @@ PACE = "host.pace_ns"
 #: follows the first word: nvml.1.sm_clock_mhz, cuda.1.allocated_bytes. ``worker_devices`` of ``run.json`` names each
 #: worker's device.
 #: core time of other processes since the previous reading, about every second: other.all.spent_ns together;
-#: other.<pid>.<name>.spent_ns of the five largest; latfix.spent_ns of the process that waits for the replay
+#: other.<pid>.<name>.spent_ns of the five largest, with turn_ns if they keep a core for a millisecond and more at a
+#: time; latfix.spent_ns of the process that waits for the replay
 #: runner.queue_depth, runner.in_flight
 #: with weighted routing, runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first 32)
 #: is estimated to take; runner.left_to_faster: how often a free worker left waiting requests to others;

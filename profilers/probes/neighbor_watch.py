@@ -21,8 +21,11 @@ PREFIX, SUFFIX = "other.", ".spent_ns"
 ALL_SERIES = "other.all.spent_ns"
 LATFIX_SERIES = "latfix.spent_ns"
 LINE = "neighbors: CPU time of other processes, once a second; a container sees only its own"
+TURN = ".turn_ns"
 #: Number of the largest processes that are kept per reading, and their minimum share of a core.
 _KEPT, _LEAST = 5, 0.02
+#: A process that ran is kept too if its turns on a core take so long: a thread on that core waits for their end.
+LONG_TURN_NS = 1_000_000
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -69,8 +72,12 @@ class NeighborWatch(OwnThread):
             self.samples.append((now, ALL_SERIES, float(sum(others.values()))))
             self.samples.append((now, LATFIX_SERIES, float(own)))
             for pid in sorted(others, key=lambda each: -others[each])[:_KEPT]:
-                if others[pid] > _LEAST * took:
-                    self.samples.append((now, f"{PREFIX}{pid}.{self._name(pid)}{SUFFIX}", float(others[pid])))
+                turn = self._turn_ns(pid) if others[pid] else 0.0
+                if others[pid] > _LEAST * took or turn >= LONG_TURN_NS:
+                    name = f"{PREFIX}{pid}.{self._name(pid)}"
+                    self.samples.append((now, name + SUFFIX, float(others[pid])))
+                    if turn >= LONG_TURN_NS:
+                        self.samples.append((now, name + TURN, turn))
         self._before, self._read_ns = result, now
 
     def _processes(self) -> tuple[dict[tuple[int, str], int], set[int]]:
@@ -94,6 +101,11 @@ class NeighborWatch(OwnThread):
             seen.add(pid)
             pid = parents[pid]
         return pid in self._own
+
+    def _turn_ns(self, pid: int) -> float:
+        """The mean length of a turn on a core, over the life of the process's main thread; 0 if unknown."""
+        fields = self._text(f"{pid}/schedstat").split()
+        return int(fields[0]) / int(fields[2]) if len(fields) == 3 and int(fields[2]) else 0.0
 
     def _name(self, pid: int) -> str:
         """The kernel's name of a process, with unprintable characters replaced."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.formatting import counted, significant
-from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX
+from latfix.formatting import counted, from_ns, significant
+from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX, TURN
 from latfix.run_record.schema import Columns
 
 UNSEEN = "processes that are not visible from here (another container, or too short-lived)"
@@ -44,16 +44,19 @@ class Taker:
 
     :param cores: mean over the requested time.
     :param outside: neither the service nor latfix.
+    :param turn_ns: mean length of a turn on a core, if it is so long that a thread waits noticeably for its end.
     """
 
     name: str
     cores: float
     outside: bool
+    turn_ns: float = 0.0
 
     @property
     def words(self) -> str:
-        """``stress (process 4711), 1.2 cores``."""
-        return f"{self.name}, {significant(self.cores, 2)} cores"
+        """``stress (process 4711), 1.2 cores``; turns are told of those that use little."""
+        turns = f" in turns of {from_ns(self.turn_ns)}" if self.turn_ns and self.cores < _LEAST else ""
+        return f"{self.name}, {significant(self.cores, 2)} cores{turns}"
 
 
 def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = None) -> tuple[Taker, ...]:
@@ -68,9 +71,13 @@ def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = 
     others: dict[str, float] = {}
     numbers: dict[str, set[str]] = {}
     own: dict[str, float] = {}
+    turns: dict[str, float] = {}
     for name in series.names:
         if name.startswith(PREFIX) and name != ALL_SERIES:
-            number, _, comm = name.removeprefix(PREFIX).removesuffix(SUFFIX).partition(".")
+            number, _, comm = name.removeprefix(PREFIX).removesuffix(SUFFIX).removesuffix(TURN).partition(".")
+            if name.endswith(TURN):
+                turns[comm] = float(series.names[name][1].max())
+                continue
             others[comm] = others.get(comm, 0.0) + float(share @ series.spent(name))
             numbers.setdefault(comm, set()).add(number)
         elif name.startswith("thread.") and name.endswith(".cpu_ns"):
@@ -84,7 +91,10 @@ def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = 
     unseen = float(share @ series.grown("host.cpu_busy_ns")) - seen
     own[PROBES] = own.get(PROBES, 0.0) + latfix
     found = [
-        *(Taker(name=_named(comm, numbers[comm]), cores=cores, outside=True) for comm, cores in others.items()),
+        *(
+            Taker(name=_named(comm, numbers[comm]), cores=cores, outside=True, turn_ns=turns.get(comm, 0.0))
+            for comm, cores in others.items()
+        ),
         *(Taker(name=name, cores=cores, outside=False) for name, cores in own.items()),
         Taker(name=STOLEN, cores=stolen, outside=True),
         Taker(name=UNSEEN, cores=unseen, outside=True),
@@ -97,16 +107,17 @@ def _named(comm: str, numbers: set[str]) -> str:
 
 
 def describe_takers(takers: tuple[Taker, ...], *, but: tuple[str, ...] = ()) -> str:
-    """The largest takers as text; empty if processes were not watched.
+    """The largest takers, and those with long turns, as text; empty if processes were not watched.
 
     :param but: names to leave out, because they are the victims.
     """
     if not takers:
         return ""
-    some = [taker for taker in takers if taker.name not in but and taker.cores >= _LEAST]
+    some = [taker for taker in takers if taker.name not in but and (taker.cores >= _LEAST or taker.turn_ns)]
     if not some:
         return "no process that is visible from here"
-    return "; ".join(taker.words for taker in some[:_NAMED] if taker.cores >= _OF_LARGEST * some[0].cores)
+    listed = [taker for taker in some if taker.turn_ns or taker.cores >= _OF_LARGEST * some[0].cores]
+    return "; ".join(taker.words for taker in listed[:_NAMED])
 
 
 def disturbance(samples: Columns) -> str:

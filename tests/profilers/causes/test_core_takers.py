@@ -82,6 +82,18 @@ def test_processes_of_one_name_are_one_taker() -> None:
     assert by_name(core_takers(samples(rows))) == {"cc1 (2 processes)": 1.0}
 
 
+def test_a_process_that_uses_little_but_keeps_a_core_for_long_is_named() -> None:
+    """A kernel's thread of 0.4 % of a core in turns of 2 ms makes one request in a hundred wait."""
+    rows = [*spent("other.all.spent_ns", 0.01, 0.01), *spent("other.7.kdamond.spent_ns", 0.004, 0.004)]
+    brief = core_takers(samples(rows))
+    assert describe_takers(brief) == "no process that is visible from here"
+    rows += [(1.0, "other.7.kdamond.turn_ns", 0.002), (2.0, "other.7.kdamond.turn_ns", 0.002)]
+    long = core_takers(samples(rows))
+    assert describe_takers(long) == "kdamond (process 7), 0.0040 cores in turns of 2.00 ms"
+    assert by_name(long) == by_name(brief)
+    assert "turns" not in describe_takers(core_takers(samples([*HOG, (3.0, "other.77.stress.turn_ns", 0.003)])))
+
+
 def test_between_pieces_of_a_run_nothing_was_read() -> None:
     """The sample of a large run: ten seconds of its begin and of its end, with a hog on one core all along."""
     at = [float(t) for t in (*range(11), *range(110, 121))]

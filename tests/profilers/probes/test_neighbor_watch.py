@@ -54,6 +54,20 @@ def test_cpu_time_is_attributed_to_processes(tmp_path: Path) -> None:
     ]
 
 
+def test_a_process_with_long_turns_is_kept_though_it_uses_little(tmp_path: Path) -> None:
+    for pid, turns in ((7, 20), (8, 400)):
+        process(tmp_path, pid, f"agent{pid}", 3)
+        (tmp_path / str(pid) / "schedstat").write_text(f"{40 * 10**6} 123 {turns}\n")
+    watch = watching(tmp_path)
+    for pid in (7, 8):
+        process(tmp_path, pid, f"agent{pid}", 4)
+    watch.look()
+    assert watch.samples[4:] == [
+        (2 * SECOND, "other.7.agent7.spent_ns", 1.0 * TICK_NS),
+        (2 * SECOND, "other.7.agent7.turn_ns", 2e6),
+    ]
+
+
 def test_a_reused_number_and_a_new_process_count_from_zero(tmp_path: Path) -> None:
     process(tmp_path, 7, "old", 5000, born=5)
     watch = watching(tmp_path)
