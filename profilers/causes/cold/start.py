@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.arrays import Bools
+from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
 #: First uses of a shape count as cold if half of them exceed the model by more than this many deviations.
 _DEVIATIONS = 4.0
-#: More new shapes than this in the second half of a run are worth a mention.
+#: More new shapes than this in the second half of a run are worth a mention; so many must recur to be compared.
 _FEW = 4
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    cold = _firsts(evidence, "compute") | _cold_shapes(evidence, left)
+    excess = left.cpu_excess("compute") + left.blocked("compute")
+    begun = _firsts(evidence, "compute")
+    extra = np.where(begun, excess, _cold_shapes_ns(evidence, excess))
+    cold = begun | (extra > 0)
+    cpu = np.minimum(extra, left.cpu_excess("compute"))
     units = {
-        name: Parts(cpu=np.where(cold, left.cpu_excess(name), 0), blocked=np.where(cold, left.blocked(name), 0))
-        for name in ("collate", "compute")
+        "collate": Parts(
+            cpu=np.where(cold, left.cpu_excess("collate"), 0), blocked=np.where(cold, left.blocked("collate"), 0)
+        ),
+        "compute": Parts(cpu=cpu, blocked=np.minimum(extra - cpu, left.blocked("compute"))),
     }
     units["lag"] = Parts(blocked=np.where(cold, left.blocked("lag"), 0))
     fresh = _firsts(evidence, "prepare")
@@ -29,18 +35,32 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     return Claim(units=units)
 
 
-def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
-    """Batches of a new shape, if first uses of shapes are slow in this run."""
+def _cold_shapes_ns(evidence: Evidence, excess: Ints) -> Ints:
+    """Per batch of a new shape, how much longer it took for being the first; zero if first uses are not slow here."""
     fresh = evidence.batches["first_shape"] > 0
     model = evidence.expected.models["compute"]
-    excess = left.cpu_excess("compute") + left.blocked("compute")
     if not fresh.any() or fresh.all():
-        return np.zeros_like(fresh)
-    usual = evidence.norms.of("excess.known_shapes", lambda: float(np.median(excess[~fresh])))
-    usual = max(usual + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
-    if evidence.norms.of("excess.new_shapes", lambda: float(np.median(excess[fresh]))) <= usual:
-        return np.zeros_like(fresh)
-    return np.asarray(fresh & (excess > usual))
+        return np.zeros_like(excess)
+    known = evidence.norms.of("excess.known_shapes", lambda: float(np.median(excess[~fresh])))
+    usual = max(known + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
+    shape = evidence.batches["size"] << 40 | evidence.batches["padded_elements"]
+    seen, usually = evidence.norms.of("excess.by_shape", lambda: _medians(shape[~fresh], excess[~fresh]))
+    place = np.minimum(np.searchsorted(seen, shape), len(seen) - 1)
+    # Rare shapes are large ones of busy moments, and slow whenever they come: only what the first took more is cold.
+    later = np.where(seen[place] == shape, usually[place], np.nan)
+    recurs = fresh & ~np.isnan(later)
+    more = np.where(recurs, excess - later + known, excess)
+    chosen = recurs if np.count_nonzero(recurs) > _FEW else fresh
+    if evidence.norms.of("excess.new_shapes", lambda: float(np.median(more[chosen]))) <= usual:
+        return np.zeros_like(excess)
+    return np.where(fresh & (more > usual), np.rint(more), 0).astype(np.int64)
+
+
+def _medians(key: Ints, values: Ints) -> tuple[Ints, Floats]:
+    """The distinct keys, and the median of each one's values."""
+    order = np.lexsort((values, key))
+    distinct, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    return distinct, values[order][first + (count - 1) // 2].astype(np.float64)
 
 
 def _firsts(evidence: Evidence, name: str) -> Bools:

@@ -143,6 +143,20 @@ def test_new_shapes_that_keep_coming_are_mentioned(simulate: Simulate, places: t
     assert (f"new shapes kept coming, {words}" in evidence) if words else ("kept coming" not in evidence)
 
 
+@pytest.mark.parametrize("always", [True, False])
+def test_a_shape_that_is_slow_whenever_it_comes_is_not_cold(simulate: Simulate, always: bool) -> None:
+    """Ten rare shapes come three times each; they are slow each time, or only the first time."""
+    lengths = np.random.default_rng(4).integers(40, 60, 600) * 2
+    places = np.linspace(30, 570, 30).astype(int)
+    lengths[places] = 91 + 2 * (np.arange(30) % 10)
+    faults = {int(at): ("cpu", 33.0 if k < 10 else 30.0) for k, at in enumerate(places) if always or k < 10}
+    record = simulate(rate=20, lengths=lengths, compute_faults=faults)
+    record.batches["first_shape"][record.requests["batch_id"][places[:10]]] = 1
+    ledger = diagnose(record, bootstrap=10).ledger
+    found_ms = ledger.own_ns[ledger.causes.index("cold.start")].sum() / 1e6
+    assert found_ms < 60 if always else found_ms > 300
+
+
 def test_cold_start(simulate: Simulate, healthy: Diagnosis) -> None:
     diagnosis = diagnose(simulate(rate=20, cold=400.0))
     assert diagnosis.verdict == "cold.start"
