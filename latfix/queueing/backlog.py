@@ -141,7 +141,7 @@ class Backlog:
         if head is None:
             return [], dropped
         if self._by_length and most > 1:
-            return [head, *self._alike(head, most - 1, doomed)], dropped
+            return [head, *self._alike(head, most - 1, doomed, dropped)], dropped
         return self._fill(head, most, doomed, dropped), dropped
 
     def pop_behind(
@@ -186,23 +186,27 @@ class Backlog:
             heapq.heappush(self.heap, entry)
         return members
 
-    def _alike(self, head: Waiting, most: int, doomed: Callable[[Waiting], bool] | None) -> list[Waiting]:
+    def _alike(
+        self, head: Waiting, most: int, doomed: Callable[[Waiting], bool] | None, dropped: list[Waiting]
+    ) -> list[Waiting]:
         """The requests nearest to the head in length, within the bounds of :func:`length_buckets.alike`."""
         strict = not self.ordering.ageing_ns
         near = sorted(
-            (
-                entry[2]
-                for entry in self.heap
-                if alike(entry[2].length, head.length) and not (doomed is not None and doomed(entry[2]))
-            ),
+            (entry[2] for entry in self.heap if alike(entry[2].length, head.length)),
             key=lambda item: (item.rank if strict else 0, abs(item.length - head.length), item.sequence),
         )
-        members, largest = list[Waiting](), head.memory
-        for item in near[:most]:
-            if self._fits(len(members) + 2, max(largest, item.memory)):
+        members, misfits, largest = list[Waiting](), 0, head.memory
+        for item in near:
+            if len(members) + misfits == most:
+                break
+            if doomed is not None and doomed(item):  # asked only when its turn comes: the answer is counted
+                dropped.append(item)
+            elif self._fits(len(members) + 2, max(largest, item.memory)):
                 members.append(item)
                 largest = max(largest, item.memory)
-        taken = {item.sequence for item in members}
+            else:
+                misfits += 1
+        taken = {item.sequence for item in (*members, *dropped)}
         if taken:
             self.heap[:] = [entry for entry in self.heap if entry[1] not in taken]
             heapq.heapify(self.heap)

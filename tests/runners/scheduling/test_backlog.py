@@ -92,6 +92,23 @@ def test_doomed_requests_are_dropped(by_length: bool) -> None:
     assert (len(members), len(dropped), len(backlog)) == (0, left, 0)
 
 
+@pytest.mark.parametrize("by_length", [False, True])
+def test_a_request_found_doomed_is_dropped_at_once(by_length: bool) -> None:
+    """Whoever decides also counts, so the answer must not be asked for and then ignored."""
+    backlog = Backlog(by_length=by_length)
+    for slot in range(12):
+        backlog.push(rank=1, slot=slot, enqueued_ns=slot, length=10)
+    found, dropped = list[int](), list[int]()
+
+    def doomed(item: Waiting) -> bool:
+        found.extend([item.slot] if item.slot % 3 else [])
+        return bool(item.slot % 3)
+
+    while len(backlog):
+        dropped += [item.slot for item in backlog.pop(2, doomed)[1]]
+    assert dropped == found and sorted(found) == [1, 2, 4, 5, 7, 8, 10, 11]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.floats(0, 9), st.integers(0, 60)), max_size=30),
     st.sampled_from(["arrival", "shortest", "work_per_byte"]),
