@@ -170,11 +170,15 @@ def passes_s(seconds: float, once: float) -> float:
 
 
 def offered(record: RunRecord) -> float:
-    """Mean number of busy workers: time that batches held a worker, over the time of the traffic."""
+    """Mean number of busy workers: time in which batches held a worker, over the time of the traffic."""
     rows, batches, measured = record.requests, record.batches, record.measured
     span = float(np.ptp(rows["arrival_ns"][measured])) if measured.any() else 0.0
     mine = np.isin(batches["batch_id"], np.unique(rows["batch_id"][measured]))
-    held = float((batches["d2h_end_ns"] - batches["close_ns"])[mine].sum())
+    begin, worker = batches["close_ns"][mine], batches["worker"][mine] // record.meta.settings.places
+    length, held = batches["d2h_end_ns"][mine] - begin, 0
+    for one in np.unique(worker):  # a worker's batches overlap with continuous batching
+        busy = Intervals.merged(begin[worker == one], length[worker == one])
+        held += int((busy.end - busy.start).sum())
     return held / span if span > 0 else 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,14 @@ def test_offered_work_is_batches_over_time() -> None:
     run = record([1] * 50, [40.0] * 50)
     assert offered(run) == pytest.approx(0.4, rel=0.05)
     assert offered(record([], [])) == 0.0
+
+
+def test_requests_that_share_the_steps_of_a_worker_keep_one_worker_busy() -> None:
+    run = record([1] * 50, [400.0] * 50)
+    run.batches["worker"] = np.arange(50) % 8
+    settings = RunnerSettings(batching="continuous", max_batch_size=8)
+    assert offered(replace(run, meta=replace(run.meta, settings=settings))) == pytest.approx(1.0, rel=0.1)
+    assert offered(run) == pytest.approx(4.0, rel=0.1), "eight workers"
 
 
 @pytest.mark.parametrize(("load", "wanted"), [(0.0, 10.0), (1.0, 15.0), (2.0, 20.0), (9.0, 20.0)])
