@@ -156,9 +156,19 @@ class ThrottledNeighbor:
 
     def __init__(self) -> None:
         name = f"latfix-selftest-{os.getpid()}"
-        self._own, self._limited = Group.make(name), Group.make(f"{name}-neighbor")
-        self._limited.limit(QUOTA_CORES, PERIOD_US)
-        self._inside = False
+        with contextlib.ExitStack() as undo:
+            self._own, self._limited = self._made(name, undo), self._made(f"{name}-neighbor", undo)
+            self._limited.limit(QUOTA_CORES, PERIOD_US)
+            self._own.enter()
+            undo.callback(self.start)
+            self._undo = undo.pop_all()
+        self._inside = True
+
+    @staticmethod
+    def _made(name: str, undo: contextlib.ExitStack) -> Group:
+        group = Group.make(name)
+        undo.callback(group.remove)
+        return group
 
     @property
     def folder(self) -> Path:
@@ -166,8 +176,6 @@ class ThrottledNeighbor:
         return self._limited.path
 
     def __enter__(self) -> ThrottledNeighbor:
-        self._own.enter()
-        self._inside = True
         return self
 
     def start(self) -> None:
@@ -177,6 +185,4 @@ class ThrottledNeighbor:
             self._inside = False
 
     def __exit__(self, *_: object) -> None:
-        self.start()
-        self._own.remove()
-        self._limited.remove()
+        self._undo.close()

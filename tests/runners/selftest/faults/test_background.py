@@ -99,6 +99,21 @@ def test_calls_of_a_neighbor_wait_because_its_group_is_throttled() -> None:
     assert not groups.folder.exists()
 
 
+def test_a_neighbor_that_cannot_be_made_leaves_no_group_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str) -> Group:
+        if name.endswith("-neighbor"):
+            raise PermissionError("no further group")
+        (tmp_path / name).mkdir()
+        return Group(tmp_path / name, tmp_path, unified=True)
+
+    monkeypatch.setattr(Group, "make", make)
+    with pytest.raises(PermissionError):
+        ThrottledNeighbor()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(bool(unavailable()), reason="no control group can be made here")
 def test_a_quota_throttles_the_group(tmp_path: Path) -> None:
     group = Group.make(f"latfix-test-{tmp_path.name}")
