@@ -12,6 +12,7 @@ from typing import Any
 
 from latfix.config.plan import PLAN_FILE, Plan, read_plan
 from latfix.errors import InputError
+from latfix.formatting import did_you_mean
 from latfix.runners.host.malloc_libraries import ALLOCATORS, preload_name
 from latfix.runners.host.process_setup import preloaded
 from latfix.settings import RunnerSettings
@@ -32,14 +33,39 @@ FIX_VARIABLES = frozenset(
 )
 
 
+#: The modules of the fixes, whose names follow from the fixes' ids.
+_FIXES = Path(__file__).parent.parent / "fixes"
+#: Fixes of earlier versions, whose plans are still read.
+_EARLIER = ("batch.tune",)
+
+
 def with_plan(settings: RunnerSettings, path: Path) -> tuple[RunnerSettings, Plan]:
     """The settings as changed by the plan in a file or folder, and the plan.
 
-    :raises InputError: the plan cannot be read, or its environment holds a variable or library that no fix sets.
+    :raises InputError: as :func:`known_plan`, or its environment holds a variable or library that no fix sets.
+    """
+    plan = known_plan(path)
+    check_environment(plan.environment(), settings, _file(path))
+    return settings.with_overrides(plan.settings()), plan
+
+
+def known_plan(path: Path) -> Plan:
+    """The plan in a file or folder.
+
+    :raises InputError: it cannot be read, or a fix in it is neither of this version of latfix nor of an earlier one.
     """
     plan = read_plan(path)
-    check_environment(plan.environment(), settings, path / PLAN_FILE if path.is_dir() else path)
-    return settings.with_overrides(plan.settings()), plan
+    known = {file.stem.replace("_", ".", 1) for file in _FIXES.glob("[a-z]*.py")}
+    known |= {f"{file.parent.name}.{file.stem}" for file in _FIXES.glob("*/[a-z]*.py")}
+    for fix in plan.fixes:
+        if fix.id not in (*known, *_EARLIER):
+            advice = did_you_mean(fix.id, known, "correct its id or remove it")
+            version = f" (the plan was written by latfix {plan.latfix})" if plan.latfix else ""
+            raise InputError(
+                f"{_place(_file(path), fix.id)}: found the fix {fix.id!r}; expected one that this version of latfix "
+                f"has{version}; {advice}"
+            )
+    return plan
 
 
 def check_environment(
@@ -67,10 +93,17 @@ def check_environment(
                 raise _refusal(where, name, value, expected)
 
 
-def _refusal(where: Path | str, name: str, value: str, expected: str) -> InputError:
+def _file(path: Path) -> Path:
+    return path / PLAN_FILE if path.is_dir() else path
+
+
+def _place(where: Path | str, name: str) -> str:
     lines = where.read_text(encoding="utf-8").splitlines() if isinstance(where, Path) else []
-    line = next((f":{number}" for number, text in enumerate(lines, 1) if name in text), "")
+    return next((f"{where}:{number}" for number, text in enumerate(lines, 1) if name in text), str(where))
+
+
+def _refusal(where: Path | str, name: str, value: str, expected: str) -> InputError:
     return InputError(
-        f"{where}{line}: found {name} = {value!r} in env; expected {expected}; remove it, or set it in "
+        f"{_place(where, name)}: found {name} = {value!r} in env; expected {expected}; remove it, or set it in "
         "[runner] env of a workload that you trust"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.config.plan import Plan, PlannedFix, plan_text
+from latfix.config.plan import Plan, PlannedFix, plan_text, write_plan
 from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
@@ -332,6 +332,19 @@ def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_contex
 
 def test_variables_that_a_plan_may_hold_are_those_of_the_fixes() -> None:
     assert {name for fix in FIXES for name in fix.environment} == apply_plan.FIX_VARIABLES
+
+
+def test_a_plan_holds_fixes_of_this_version_or_an_earlier_one(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    names = [*BY_ID, "batch.tune"]
+    write_plan(Plan(workload="w", fixes=tuple(PlannedFix(id=name, settings={}) for name in names)), file)
+    assert [fix.id for fix in apply_plan.known_plan(tmp_path).fixes] == names
+    for name, advice in (("gc.freez", "did you mean 'gc.freeze'"), ("zzz.qqq", "written by latfix 9.0); correct")):
+        write_plan(Plan(workload="w", fixes=(PlannedFix(id=name, settings={}),), latfix="9.0"), file)
+        with pytest.raises(InputError) as raised:
+            apply_plan.with_plan(RunnerSettings(), file)
+        assert f"plan.toml:10: found the fix {name!r}" in raised.value.message
+        assert advice in raised.value.message
 
 
 def test_a_plan_preloads_only_allocators_or_what_is_preloaded_already(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,3 +50,7 @@ def test_refused(cli: Cli, plan: Path, tmp_path: Path) -> None:
     code, _, err = cli("export-plan", str(plan), "--for", "triton", "--out", str(tmp_path))
     assert code == 2 and "which latfix did not write" in err
     assert cli("export-plan", str(tmp_path / "none.toml"), "--for", "env")[0] == 2
+    unknown = Plan(workload="w", fixes=(PlannedFix(id="batch.sise", settings={}),))
+    write_plan(unknown, tmp_path / "plan.toml")
+    code, out, err = cli("export-plan", str(plan), "--for", "env")
+    assert (code, out) == (2, "") and "did you mean 'batch.size'?" in err and err.count("\n") == 1

@@ -225,7 +225,10 @@ def test_gates(bench: Bench, gate: str) -> None:
 
 PLAN = 'schema = "latfix.plan/1"\nworkload = "w"\n'
 #: ``tests/config/test_plan.py`` has them all.
-PLANS = ["", "not toml", PLAN + "[[fix]]\nid = 'gc.freeze'\n[fix.settings]\nworkers = -1\n"]
+PLANS = [
+    *("", "not toml", PLAN + "[[fix]]\nid = 'gc.frieze'\n"),
+    PLAN + "[[fix]]\nid = 'gc.freeze'\n[fix.settings]\nworkers = -1\n",
+]
 
 
 @pytest.mark.parametrize("text", PLANS, ids=range(len(PLANS)))
