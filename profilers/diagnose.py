@@ -250,6 +250,7 @@ class _Findings:
             return {}
         record = self.source.stretch(0, len(self.source))
         return {
+            "seen": tuple(cause.id for cause in CAUSES if cause.shows(self.baselines.evidence)),
             "source": Source(kind="http", path=str(meta.source.get("path", ""))),
             "service": service_figures(record, servers, self.totals.tail_ns),
         }

@@ -103,6 +103,12 @@ def evaluate(
     sides = (subject, baseline) if gate.needs_baseline else (subject,)
     if gate.metric == "accuracy" and any(side is not None and side.accuracy is None for side in sides):
         return GateResult(gate=gate, value=None, passed=None, reason=_NO_ACCURACY)
+    if any(side is not None and side.hides(gate.metric) for side in sides):
+        reason = (
+            f"{gate.cause} is unknown: the source of the figures does not show it; of a service behind an address, "
+            "--pid, --metrics and --server-log show more"
+        )
+        return GateResult(gate=gate, value=None, passed=None, reason=reason)
     held = Held(gate=gate, subject=subject, figure=_figure(gate, subject))
     if gate.needs_history and past is not None:
         level = past.level(gate.metric)

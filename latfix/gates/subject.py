@@ -46,6 +46,7 @@ class GateSubject:
     :param throughput_rps: requests ended ``ok`` per second.
     :param accuracy: the workload's score; ``None`` if it was not measured.
     :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
+    :param seen: causes that the source of the diagnosis can show; ``None`` for all.
     :param trustworthy: False if the replay itself was too late for latencies to mean anything.
     :param partial: the run did not reach its end.
     :param losses_known: False if a recording does not say how requests ended.
@@ -61,6 +62,7 @@ class GateSubject:
     unexplained_share: float | None = None
     cause_shares: Mapping[str, float] | None = None
     cause_shares_ci95: Mapping[str, Bounds] = field(default_factory=dict)
+    seen: frozenset[str] | None = None
     trustworthy: bool = True
     partial: bool = False
     losses_known: bool = True
@@ -99,9 +101,14 @@ class GateSubject:
             return self.accuracy
         if metric == "unexplained_share":
             return self.unexplained_share
-        if self.cause_shares is None:
+        if self.cause_shares is None or self.hides(metric):
             return None
         return self.cause_shares.get(metric.removeprefix("cause:"), 0.0)
+
+    def hides(self, metric: str) -> bool:
+        """True for a cause that the source of the diagnosis cannot show: its share is unknown, not zero."""
+        cause = metric.removeprefix("cause:")
+        return cause != metric and self.seen is not None and cause not in {*self.seen, *(self.cause_shares or ())}
 
     def interval(self, metric: str) -> Bounds | None:
         """The interval of a latency or of a cause's share; ``None``: exact, or computed in :mod:`gates.bounds`."""
@@ -132,6 +139,7 @@ class GateSubject:
         excess = tail["excess_ms"] or 0.0
         causes = {str(row["cause"]): row for row in document["causes"]}
         bounds = {cause: interval_bounds(row["ci95_ms"]) for cause, row in causes.items()}
+        replayed = (document.get("source") or {}).get("kind", "replay") == "replay"
         return cls(
             latency_ms=restored(document["latency_ms"]),
             requests={name: number for name, number in document["requests"].items() if number is not None},
@@ -152,6 +160,7 @@ class GateSubject:
                 for cause, pair in bounds.items()
                 if pair is not None and excess > 0
             },
+            seen=None if replayed else frozenset(document.get("seen", ())),
             trustworthy=bool(document.get("trustworthy", True)),
             partial=bool(document.get("partial", False)),
         )

@@ -509,6 +509,8 @@ class Diagnosis(Document):
     :param excess_ms: mean latency of a tail request beyond ``reference_ms``.
     :param reference_ms: the latency of a quiet, typical request.
     :param causes: sorted by ``tail_ms``, including ``unexplained``.
+    :param seen: of a service behind an address and of a recording, the causes that it could show; the share of any
+        other is unknown.
     :param lost: requests that did not end ``ok``, by status; empty if all did.
     :param dispatch_ms: the replayer's own lag: p50, p99, max.
     :param trustworthy: false if the replay itself was too late for the percentiles to mean anything.
@@ -559,6 +561,7 @@ class Diagnosis(Document):
     reference_ms: float = field(default=math.nan, metadata=json_key("tail.reference_ms"))
     unexplained_ms: float = field(default=math.nan, metadata=json_key("tail.unexplained_ms"))
     causes: tuple[CauseSummary, ...] = ()
+    seen: tuple[str, ...] = field(default=(), metadata=json_key(omit_empty=True))
     dispatch_ms: Mapping[str, float] = field(default_factory=dict)
     throughput_rps: float = math.nan
     overhead: Mapping[str, float] = field(default_factory=dict)

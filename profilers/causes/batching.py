@@ -110,6 +110,7 @@ SIZE = Cause(
     sentence=_size_sentence,
     outside=_size_outside,
     outside_sentence=_size_outside_sentence,
+    outside_needs=lambda evidence: bool((evidence.rows["chunks"] > 1).any()),
 )
 PADDING = Cause(
     id="batching.padding", fixes=("batch.bucket", "batch.size"), claim=_padding_claim, sentence=_padding_sentence

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.cause_catalogue import CATALOGUE, EvidenceClass
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
 from latfix.formatting import from_ns, milliseconds
+from latfix.profilers.evidence.outside.service_process import Counter
 from latfix.profilers.evidence.units import Evidence
 
 _COMPONENTS = ("cpu", "runq", "blocked")
@@ -138,6 +139,7 @@ class Cause:
     :param claim: its claim on a run.
     :param outside: its claim on a service behind an address, known only from its client and the kernel's counters.
     :param outside_sentence: its evidence there; ``sentence`` if ``None``.
+    :param outside_needs: whether what that claim reads was recorded; a cause without it is unknown, not absent.
     :param culprit: which process or thread held what was waited for; empty if unknown.
     """
 
@@ -147,6 +149,7 @@ class Cause:
     claim: Callable[[Evidence, Left], Claim] = no_claim
     outside: Callable[[Evidence, Left], Claim] = no_claim
     outside_sentence: Callable[[Evidence, TailFigures], str] | None = None
+    outside_needs: Callable[[Evidence], bool] = lambda _evidence: True
     culprit: Callable[[Evidence], str] = lambda _evidence: ""
 
     def describe(self, evidence: Evidence, figures: TailFigures) -> str:
@@ -154,11 +157,20 @@ class Cause:
         outside = self.outside_sentence if evidence.setup.outside else None
         return (outside or self.sentence)(evidence, figures)
 
+    def shows(self, evidence: Evidence) -> bool:
+        """True if a service behind an address shows it, where it happens."""
+        return self.id == UNEXPLAINED or (self.outside is not no_claim and self.outside_needs(evidence))
+
     def class_in(self, evidence: Evidence) -> EvidenceClass:
         """How its own part is known in a run."""
         modelled = evidence.setup.on_device and self.id in _MODELLED_ON_DEVICES
         modelled |= self.id in _REPORTED and evidence.told.interval_ns > 0
         return "modelled" if modelled else CATALOGUE[self.id].evidence_class
+
+
+def reads(*series: str) -> Callable[[Evidence], bool]:
+    """For ``outside_needs``: one of these series was recorded."""
+    return lambda evidence: any(Counter.of(evidence.samples, name).known for name in series)
 
 
 #: Fixes that make the model itself compute faster.

@@ -6,11 +6,20 @@ from functools import partial
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    median_and_p99,
+    own_and_propagated,
+    reads,
+)
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.outside.outside_view import piles_up, presence
-from latfix.profilers.evidence.outside.service_process import Counter
+from latfix.profilers.evidence.outside.service_process import CPU, Counter
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -109,4 +118,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    outside_needs=lambda evidence: reads(CPU)(evidence) or "dependency" in evidence.told.parts,
 )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -47,18 +48,25 @@ def _sentence(parts: tuple[str, ...], words: str, evidence: Evidence, figures: T
     return f"{words} {median_and_p99(spent[evidence.ok])}, measured by {how}; {own_and_propagated(figures)}."
 
 
+def _reports(*parts: str) -> Callable[[Evidence], bool]:
+    return lambda evidence: any(part in evidence.told.parts for part in parts)
+
+
 QUEUE = Cause(
     id="service.queue",
     outside=_queue,
+    outside_needs=_reports("queue"),
     sentence=partial(_sentence, ("queue",), "in the service's own queue, requests waited"),
 )
 COMPUTE = Cause(
     id="service.compute",
     outside=_compute,
+    outside_needs=_reports(*_WORK),
     sentence=partial(_sentence, _WORK, "the service's own work for a request took"),
 )
 TRANSIT = Cause(
     id="network.transit",
     outside=_transit,
+    outside_needs=_reports("network"),
     sentence=partial(_sentence, ("network",), "outside of the time that the service reports, requests spent"),
 )

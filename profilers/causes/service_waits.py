@@ -13,7 +13,17 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import counted, from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    median_and_p99,
+    own_and_propagated,
+    reads,
+)
+from latfix.profilers.evidence.outside.service_process import CPU
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
@@ -95,5 +105,5 @@ def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 CONNECT = Cause(id="network.connect", sentence=_connect_sentence, outside=_outside_connect)
-LOCK = Cause(id="service.lock", sentence=_lock_sentence, outside=_outside_lock)
-LOOP = Cause(id="service.loop", sentence=_loop_sentence, outside=_outside_loop)
+LOCK = Cause(id="service.lock", sentence=_lock_sentence, outside=_outside_lock, outside_needs=reads(CPU))
+LOOP = Cause(id="service.loop", sentence=_loop_sentence, outside=_outside_loop, outside_needs=reads(CPU))

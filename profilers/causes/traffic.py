@@ -69,12 +69,18 @@ def _sharing(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:
     )
 
 
+def _queue_known(evidence: Evidence) -> bool:
+    """True if waiting and being served can be told apart."""
+    return bool(evidence.setup.servers or evidence.shared.cores)
+
+
 BURST = Cause(
     id="traffic.burst",
     fixes=("host.workers", "batch.size", "schedule.shortest_expected", *FASTER_MODEL),
     sentence=_burst,
     outside=partial(_outside, growing=False),
     outside_sentence=partial(_sharing, growing=False),
+    outside_needs=_queue_known,
 )
 OVERLOAD = Cause(
     id="traffic.overload",
@@ -82,5 +88,6 @@ OVERLOAD = Cause(
     sentence=_overload,
     outside=partial(_outside, growing=True),
     outside_sentence=partial(_sharing, growing=True),
+    outside_needs=_queue_known,
 )
 PRIORITY = Cause(id="traffic.priority", fixes=("schedule.priority",), sentence=_priority)

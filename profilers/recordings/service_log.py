@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Bools, Ints
+from latfix.cause_catalogue import CATALOGUE
 from latfix.errors import input_error
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
@@ -58,7 +59,8 @@ def diagnose_runner(recorded: Recorded, options: ReadOptions, *, last_s: float |
     record = load_live(recorded.path, last_s=last_s)
     diagnosis = diagnose_record(record, percentile=options.percentile, seed=options.seed)
     read = {"format": RUNNER.reads, "requests": len(record.traffic), "since": record.meta.started}
-    return replace(diagnosis, source=Source(kind=RUNNER.kind, path=str(recorded.path), read=read))
+    source = Source(kind=RUNNER.kind, path=str(recorded.path), read=read)
+    return replace(diagnosis, seen=tuple(CATALOGUE), source=source)
 
 
 RUNNER = Reader(

@@ -277,6 +277,32 @@ def test_gates_on_a_diagnosis(text: str, passed: bool | None) -> None:
     assert evaluate(parse_gate(text), GateSubject.from_diagnosis(DIAGNOSIS)).passed is passed
 
 
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("cause:python.gc<10%", False),
+        ("cause:cold.compile<1%", None),
+        ("cause:cold.compile>1%", None),
+        ("cause:cold.compile<=baseline", None),
+        ("cause:input.size<1%", True),
+        ("cause:traffic.burst<1%", None),
+        ("p99<44ms", True),
+    ],
+)
+def test_a_cause_that_the_source_cannot_show_is_unknown_not_absent(text: str, passed: bool | None) -> None:
+    """Of a list, ``seen`` holds what has no share in this run; a share may be unknown, too."""
+    unknown = {"cause": "traffic.burst", "tail_share": None, "ci95_ms": None}
+    source: dict[str, Any] = {"source": {"kind": "http"}, "seen": ["input.size", "unexplained"]}
+    outside = GateSubject.from_diagnosis({**DIAGNOSIS, **source, "causes": [*DIAGNOSIS["causes"], unknown]})
+    inside = GateSubject.from_diagnosis(DIAGNOSIS)
+    result = evaluate(parse_gate(text), outside, inside)
+    assert result.passed is passed
+    if passed is None:
+        assert result.value is None and f"{result.gate.cause} is unknown: " in result.reason
+    if "baseline" in text:
+        assert evaluate(parse_gate(text), inside, outside).passed is None
+
+
 def test_a_missing_baseline_or_figure_is_the_user_s_mistake() -> None:
     with pytest.raises(InputError, match="no baseline"):
         evaluate(parse_gate("p99<=baseline*1.05"), _subject())

@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    median_and_p99,
+    own_and_propagated,
+    reads,
+)
 from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, describe_takers
 from latfix.profilers.causes.python.gil_waits import descheduled_ns
+from latfix.profilers.evidence.outside.service_process import RUN_QUEUE
 from latfix.profilers.evidence.units import Evidence
 
 #: In records without wake-up delays, a late start is a wait for a core if the work itself then waited for a core for
@@ -123,5 +133,6 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    outside_needs=reads(RUN_QUEUE),
     culprit=_culprit,
 )

@@ -6,7 +6,15 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    own_and_propagated,
+    reads,
+)
 from latfix.profilers.evidence.outside.service_process import THROTTLED, Counter
 from latfix.profilers.evidence.units import Evidence
 
@@ -80,4 +88,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    outside_needs=reads(THROTTLED),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.formatting import from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated, reads
 from latfix.profilers.causes.memory.heap_growth import heap_faults
 from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, MINOR_FAULTS, Counter
 from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
@@ -126,4 +126,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    outside_needs=reads(MINOR_FAULTS),
 )

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.formatting import counted, from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    parts_and_largest,
+    reads,
+)
+from latfix.profilers.evidence.outside.service_process import COLLECTIONS, CPU
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -60,4 +69,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    outside_needs=lambda evidence: reads(CPU)(evidence) and reads(*COLLECTIONS)(evidence),
 )

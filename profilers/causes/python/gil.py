@@ -15,9 +15,11 @@ from latfix.profilers.causes.cause import (
     median_and_p99,
     own_and_propagated,
     parts_and_largest,
+    reads,
 )
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
 from latfix.profilers.causes.service_waits import beyond_usual
+from latfix.profilers.evidence.outside.service_process import CPU
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import PERIOD_S, USUAL_NS, WAIT_SERIES
 
@@ -106,4 +108,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    outside_needs=reads(CPU),
 )

@@ -132,6 +132,7 @@ def diagnose_steps(
         quiet_requests=0 if single else int(quiet.sum()),
         queue_closure_ms=math.nan,
         notes=tuple(notes),
+        seen=ledger.causes,
         source=source,
         typical=None if single else _typical(steps, quiet),
         slowest=tuple(_unit(steps[k], steps[0].start) for k in np.argsort(-lengths, kind="stable")[:_SHOWN]),

@@ -156,6 +156,7 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
         models=accounts.models,
         windows=sums.windows.windows(shown) if n and accounts.timed else (),
         learned_from=n,
+        seen=tuple(cause.id for cause in accounts.causes),
         source=recorded.source,
         slowest=tuple(_slowest(accounts)),
         ledger=_ledger(accounts),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.outside.service_process import COLLECTIONS
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.schema import Columns
 from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, services, spent
@@ -102,3 +103,26 @@ def test_a_quota_that_ran_out_is_throttling(runnable: bool) -> None:
     without = {name: values for name, values in series.items() if name != "server.throttled_ns"}
     other = shares(diagnose(recorded(at, end, samples=sample_columns(without)), bootstrap=50))
     assert other.get("host.throttle", 0.0) == 0.0
+
+
+def test_a_diagnosis_says_which_causes_it_could_see() -> None:
+    """More is recorded from one to the next: nothing of the process, its time, its faults, and its collections."""
+    at = arrivals(10.0)
+    end, idle = at + services(), np.zeros(N, np.int64)
+    counters = watched(at, end, idle, minflt=np.ones(N))
+    names = counters["series"]
+    collected = sample_columns({COLLECTIONS[0]: (np.arange(0, int(end.max()), 250 * MS),) * 2})
+    seen = [
+        set(diagnose(recorded(at, end, samples=samples), bootstrap=50).seen)
+        for samples in (
+            {name: column[:0] for name, column in counters.items()},
+            {name: column[names != "server.minflt"] for name, column in counters.items()},
+            counters,
+            {name: np.concatenate([column, collected[name]]) for name, column in counters.items()},
+        )
+    ]
+    assert {"input.size", "network.connect", "drift.unknown", "unexplained"} <= seen[0]
+    assert seen[1] - seen[0] >= {"host.contention", "python.gil", "service.loop", "external.dependency"}
+    assert seen[2] - seen[1] == {"memory.page_faults"} and seen[3] - seen[2] == {"python.gc"}
+    never = {"batching.padding", "batching.size", "cold.compile", "gpu.clocks", "service.queue", "host.throttle"}
+    assert not never & seen[3]

@@ -45,7 +45,9 @@ def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy:
     assert code == 0 and "gpu.compute" in shown
 
 
-@pytest.mark.parametrize(("gate", "expected"), [("max<6ms", 0), ("max<4ms", 1), ("cause:python.gc<10%", 0)])
+@pytest.mark.parametrize(
+    ("gate", "expected"), [("max<6ms", 0), ("max<4ms", 1), ("cause:python.gc<10%", 3), ("cause:gpu.compute>10%", 0)]
+)
 def test_gates_judge_a_recording(gate: str, expected: int, cli: Cli, toy: Path, tmp_path: Path) -> None:
     code, shown, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", gate)
     assert code == expected, shown + error

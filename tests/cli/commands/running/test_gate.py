@@ -49,7 +49,9 @@ def test_refused(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_sides(starter: Path, tmp_path: Path) -> None:
-    write_plan(Plan(workload="w", fixes=(PlannedFix(id="host.workers", settings={"workers": 3}),)), tmp_path / "p.toml")
+    write_plan(
+        Plan(workload="w", fixes=(PlannedFix(id="host.workers", settings={"workers": 3}),)), tmp_path / "p.toml"
+    )
     spec, settings = _side(str(starter), "", None, "")
     assert settings == spec.settings
     of_plan, changed = _side(str(tmp_path / "p.toml"), str(starter), None, "")
