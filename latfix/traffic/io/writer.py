@@ -13,7 +13,7 @@ from typing import Any
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.request import PRIORITIES
-from latfix.traffic.io.metadata_sidecar import sidecar_path
+from latfix.traffic.io.metadata_sidecar import PARQUET_KEY, read_sidecar, sidecar_path
 from latfix.traffic.io.stored_schedule import json_text, parquet_bytes, sidecar_bytes, write_file
 from latfix.traffic.parsed_fields import NORMAL
 from latfix.traffic.schedule import Traffic
@@ -23,10 +23,13 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def check_output(path: Path, source: Path | None = None) -> None:
-    """Validate that :func:`write_traffic` could write to ``path``, before any work is done.
+    """Validate that :func:`write_traffic` may write to ``path``, before any work is done.
 
-    :param source: the input, which must not be overwritten because it cannot be recorded again.
-    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder or ``source``.
+    Recorded traffic cannot be recorded again, so only a file that latfix wrote is replaced.
+
+    :param source: the input, which is never replaced.
+    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder, ``source``, or
+        a file that latfix did not write or that was edited since.
     """
     if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise input_error(path, None, "the file that is read", "another one to write", "name another OUT")
@@ -38,6 +41,22 @@ def check_output(path: Path, source: Path | None = None) -> None:
         raise input_error(path, None, "no such folder", "an existing folder", f"create {path.parent}")
     if not os.access(path.absolute().parent, os.W_OK):
         raise input_error(path, None, "a folder that cannot be written", "a writable one")
+    if path.exists() and not _written_here(path):
+        found = "a file that latfix did not write as it is"
+        raise input_error(path, None, found, "a new file", "name another one, or delete it")
+
+
+def _written_here(path: Path) -> bool:
+    if path.suffix.lower() != ".parquet":
+        known = read_sidecar(path)
+        return known is not None and known.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        return PARQUET_KEY in (read_schema(path).metadata or {})
+    except (OSError, ArrowException):
+        return False
 
 
 def write_traffic(traffic: Traffic, path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from latfix.cli.commands.reading.traffic import ReadingLine, traffic_app
 from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
+from tests.cli.conftest import Cli, refused
 
 
 def run(*arguments: object) -> str:
@@ -61,6 +62,20 @@ def test_convert_changes_states_and_writes(recorded: Path, tmp_path: Path) -> No
     assert f"wrote 60 requests over 4 s to {target}" in output
     for name in names:
         assert name in output
+
+
+@pytest.mark.parametrize("name", ["o.jsonl", "o.csv", "o.parquet"])
+def test_only_files_that_latfix_wrote_are_replaced(name: str, recorded: Path, tmp_path: Path, cli: Cli) -> None:
+    target, synthesis = tmp_path / name, ("--kind", "poisson", "--rate", 5, "--duration", 20)
+    run("convert", recorded, target, "--limit", 100)
+    run("synthesize", target, *synthesis)
+    run("convert", recorded, target, "--limit", 50)
+    assert len(read_traffic(target)) == 50
+    recording = target.read_bytes()[:-1] + b"x" if name == "o.parquet" else target.read_bytes() + b"\n"
+    target.write_bytes(recording)
+    for command in (("convert", recorded, target), ("import", recorded, target), ("synthesize", target, *synthesis)):
+        refused(cli("traffic", *command), f"{target}: found a file that latfix did not write")
+        assert target.read_bytes() == recording
 
 
 def test_convert_speed_and_skipped_lines(recorded: Path, tmp_path: Path) -> None:
