@@ -30,10 +30,8 @@ from latfix.runners.optimize.screening_windows import (
     slowest_stretch,
     window_bounds,
 )
-from latfix.runners.replay.arm import Arm, Watch
-from latfix.runners.replay.pipe_protocol import STALL_S
+from latfix.runners.replay.arm import Arm, Watch, patience_s
 from latfix.runners.replay.run_session import new_folder
-from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
 from latfix.statistics.group_sequential import FIRST_LOOK
 from latfix.statistics.score_bounds import VARIES_FROM
@@ -58,8 +56,6 @@ _SETTLING_S = 2.0
 _BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
 #: Below this share of the batches' time, concurrent preparation of requests is neglected.
 _LEAST_PREPARED = 0.05
-#: A service may be silent for this many times the time in which the first settings load or are scored.
-_PATIENT = 10.0
 #: Minimum duration of one measurement of an arm's pace.
 _PACE_S = 0.6
 
@@ -126,12 +122,8 @@ class Bench:
         return self._deadline - time.monotonic()
 
     def patience_s(self) -> float | None:
-        """How long a service that is tried may be silent: until the budget ends, but some minutes in any case.
-
-        ``None`` before the first settings have shown how long it takes to load, and to score answers.
-        """
-        usual_s = _PATIENT * max(self.load_s, self.accuracy_s)
-        return max(min(self.left_s(), LOAD_TIMEOUT_S), STALL_S, usual_s) if self.accuracy_s else None
+        """:func:`patience_s`; ``None`` before the first settings have shown how long they take to load and score."""
+        return patience_s(self.left_s(), max(self.load_s, self.accuracy_s)) if self.accuracy_s else None
 
     def reserve(self, seconds: float) -> None:
         """Reserve seconds of the budget for what follows the replays."""

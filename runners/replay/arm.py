@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.runners.replay.run_session import Replay, device_profile, prepare_folder, replay_into
-from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
+from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S, OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
@@ -21,6 +22,16 @@ from latfix.traffic.schedule import Traffic
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
 #: Commands that profile batches if the model is on a device.
 _PROFILING = ("evidence",)
+#: A service may be silent for this many times the time in which the workload as it is loads or is scored.
+_PATIENT = 10.0
+
+
+def patience_s(left_s: float, usual_s: float) -> float:
+    """How long a service that is tried may be silent: until the budget ends, but some minutes in any case.
+
+    :param left_s: seconds left of the budget; ``usual_s`` in which the workload as it is loads, or is scored.
+    """
+    return max(min(left_s, LOAD_TIMEOUT_S), STALL_S, _PATIENT * usual_s)
 
 
 class Startable(Protocol):

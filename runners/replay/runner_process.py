@@ -219,7 +219,8 @@ class RunnerProcess:
         The process's own watchdog is a thread that needs the interpreter lock, like the model.
         """
         if not beating:
-            return RunnerError(f"the runner has sent no message for {seconds:.0f} s; see {self._log}")
+            more = "; a larger --budget waits longer" if STALL_S <= seconds < LOAD_TIMEOUT_S else ""
+            return RunnerError(f"the runner has sent no message for {seconds:.0f} s{more}; see {self._log}")
         self._signal(STACKS_SIGNAL)
         time.sleep(_STACKS_S)
         return RunnerError(

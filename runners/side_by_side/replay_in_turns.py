@@ -22,7 +22,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import by_device
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.optimize.screening_windows import LEAD_IN_S, SHORTEST_S, lead_in, slowest_stretch
-from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.arm import Arm, Watch, patience_s
 from latfix.runners.replay.run_session import Interrupted, new_folder
 from latfix.runners.side_by_side.ideas import Idea
 from latfix.traffic.schedule import Traffic
@@ -104,6 +104,8 @@ class SideBySide:
         log = self.out / "runner.log"
         arms = [_Tried(idea, make_arm(idea.name, idea.spec, idea.settings, idea.fixes, log)) for idea in ideas]
         self._base, self._ideas = arms[0], arms[1:]
+        for tried in self._ideas:
+            tried.arm.patience_s = self._patience_s
 
     def run(self) -> Trial:
         """Replay within the budget; on Ctrl-C return the complete rounds.
@@ -127,6 +129,9 @@ class SideBySide:
 
     def _left_s(self) -> float:
         return self._deadline - self.clock()
+
+    def _patience_s(self) -> float:
+        return patience_s(self._left_s(), max(self._base.starts_s[0], self._scoring_s))
 
     def _look(self) -> None:
         """First replay of the unmodified workload: saves its answers, and decides how much traffic fits."""
@@ -183,8 +188,22 @@ class SideBySide:
             f"times for {arms} arms{unseen}."
         )
 
+    def _round_s(self) -> float:
+        """About how long the first round takes from now on."""
+        lead_in_s = self._lead_in.duration_s if self._lead_in is not None else 0.0
+        replay_s = lead_in_s + self._stretch.duration_s + _DRAIN_S + self._base.starts_s[0]
+        return (len(self._ideas) + (1 not in self._base.records)) * replay_s + len(self._ideas) * self._scoring_s
+
     def _replay_rounds(self) -> None:
         arms = [self._base, *self._ideas]
+        round_s = self._round_s()
+        if round_s > max(self._left_s(), 0.0):
+            enough = math.ceil(self._wanted * round_s / 60) + 1
+            self._notes.append(
+                f"The budget is too short for one round of {len(arms)} arms, about {significant(round_s)} s, which "
+                f"is completed anyway: --budget {enough}m holds {self._wanted}."
+            )
+            self.say(self._notes[-1])
         for number in range(1, (self.options.rounds or MOST_ROUNDS) + 1):
             started, scored_s = self.clock(), self._scored_s
             for tried in arms if number % 2 else arms[::-1]:

@@ -94,7 +94,7 @@ def gate(
         service.refuse(base)
         sides = [_side(text, workload, replayed.traffic, replayed.profile) for text in (base, head)]
         _check_use((base, head), workload)
-        name, schedule, arms = _hosted(sides, replayed, overrides)
+        name, schedule, arms = _hosted(sides, replayed, overrides, budget_s)
     outputs = Outputs.open("gate", written)
     with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
         decision = _rounds(arms(folder), schedule, folder, gates, budget_s, replayed.seed)
@@ -105,10 +105,11 @@ def _hosted(
     sides: Sequence[tuple[WorkloadSpec, RunnerSettings]],
     replayed: options.TrafficOptions,
     overrides: Mapping[str, Any],
+    budget_s: float,
 ) -> tuple[str, Traffic, _Arms]:
     """Name of the judged service, the traffic, and a function that returns both arms, logging into a folder."""
     from latfix.config.workload_toml import check_runs
-    from latfix.runners.replay.arm import Arm
+    from latfix.runners.replay.arm import Arm, patience_s
 
     for spec, _ in sides:
         check_runs(spec)
@@ -118,6 +119,8 @@ def _hosted(
             Arm(label, spec, _warmed(settings.with_overrides(overrides)), (), folder / f"{label}.log")
             for label, (spec, settings) in zip(_LABELS, sides, strict=True)
         )
+        until = time.monotonic() + budget_s
+        other.patience_s = lambda: patience_s(until - time.monotonic(), one.start_s)
         return one, other
 
     return sides[1][0].name, options.load_traffic(sides[0][0], replayed), arms

@@ -28,8 +28,8 @@ def check_output(path: Path, source: Path | None = None) -> None:
     Recorded traffic cannot be recorded again, so only a file that latfix wrote is replaced.
 
     :param source: the input, which is never replaced.
-    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder, ``source``, or
-        a file that latfix did not write or that was edited since.
+    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` is a folder, the
+        source, or a file that latfix did not write or that was edited since.
     """
     if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise input_error(path, None, "the file that is read", "another one to write", "name another OUT")

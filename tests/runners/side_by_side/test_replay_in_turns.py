@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from latfix.results.comparison import Trial
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.runners.replay.run_session import Interrupted, schedule_digest
 from latfix.runners.side_by_side.ideas import AS_IT_IS, Idea, idea_of_changes, together
 from latfix.runners.side_by_side.replay_in_turns import MOST_ROUNDS, Options, SideBySide
@@ -49,6 +51,8 @@ class World:
     replays: list[tuple[str, float]] = field(default_factory=list)
     scored: list[tuple[str, str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    patience: list[tuple[str, float]] = field(default_factory=list)
+    looked: float = 0.0
     alive: int = 0
 
     def arm(self, label: str, _spec: Any, settings: RunnerSettings, _fixes: Any, _log: Path) -> Arm:
@@ -62,12 +66,15 @@ class FakeArm:
     settings: RunnerSettings
     loaded: bool = False
     start_s: float = 0.0
+    patience_s: Callable[[], float | None] = lambda: None
 
     def running(self) -> None:
         if self.label in self.world.broken:
             raise InputError("no such backend here")
         if not self.loaded:
             self.loaded, self.start_s = True, LOAD_S
+            if (patient_s := self.patience_s()) is not None:
+                self.world.patience.append((self.label, patient_s))
             self.world.now += LOAD_S
             self.world.alive += 1
 
@@ -93,6 +100,7 @@ class FakeArm:
         assert do == "evaluate" and self.loaded, "the process that has replayed is scored"
         self.world.now += SCORING_S
         self.world.scored.append((self.label, Path(folder).name))
+        self.world.looked = self.world.looked or self.world.now
         assert ("save" in ways) == (self.label == AS_IT_IS) and ("max_drop" in ways) != ("save" in ways)
         return {"score": self.world.scores.get(self.label, 0.9), "kind": "evaluate", "samples": 1000, "event": "done"}
 
@@ -245,6 +253,28 @@ def test_of_long_traffic_only_the_beginning_is_searched(run: Try, world: World) 
     assert found.to_s <= 25.0 and "too short to replay all 1,000 s" in found.notes[0]
     assert found.notes[0].endswith("only its first 24.9 s were searched for slow requests.")
     assert verdicts(found)["half"] == "better" and world.now <= 100.0 + 25
+
+
+def test_a_budget_below_one_round_is_said_to_be_too_short_before_it_begins(run: Try, world: World) -> None:
+    found = run({f"idea {k}": 0.5 for k in range(10)}, seconds=60.0, budget_s=30.0)
+    line = found.notes[-1]
+    assert found.rounds == 1 and line in world.lines
+    assert line.startswith("The budget is too short for one round of 11 arms, about ")
+    foretold, enough = (float(word) for word in re.findall(r"about ([\d.]+) s.*--budget (\d+)m", line)[0])
+    took_s = world.now - world.looked  # without the ends of replays, which take no time here
+    assert took_s <= foretold < 1.3 * took_s
+    assert run({f"idea {k}": 0.5 for k in range(10)}, seconds=60.0, budget_s=60 * enough).rounds > 1
+
+
+def test_an_idea_may_be_silent_as_long_as_the_budget_lasts_but_some_minutes_in_any_case(
+    run: Try, world: World
+) -> None:
+    """The unmodified workload may load for as long as it takes."""
+    run({"half": 0.5}, budget_s=1000.0, rounds=2)
+    run({"half": 0.5}, budget_s=20.0, rounds=1)
+    assert {label for label, _ in world.patience} == {"half"}
+    long, later, short = (seconds for _, seconds in world.patience)
+    assert STALL_S < later < long < 1000.0 and short == STALL_S
 
 
 @pytest.mark.parametrize("way", ["broken", "failing", "dying"])

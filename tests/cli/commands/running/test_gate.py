@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.cli.commands.running.gate import _parts_words, _records, _side, _too_few_words, places
+from latfix.cli.commands.running.gate import (
+    _hosted,
+    _parts_words,
+    _records,
+    _side,
+    _too_few_words,
+    places,
+)
+from latfix.cli.shared.options import TrafficOptions
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
+from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused
 
@@ -201,6 +211,16 @@ def test_a_command_that_answers_with_errors(
     server.write_text(server.read_text().replace("send_response(200)", f"send_response({status})"))
     code, _, err = cli("gate", command(0.0), command(0.0), *place, "--gate", "p50<=baseline*1.5", "--budget", "10s")
     assert code == exit_code and "answers with errors only" in err and f"HTTP {status}" in err
+
+
+def test_the_judged_service_may_be_silent_until_the_budget_ends(starter: Path, tmp_path: Path) -> None:
+    sides = [_side(str(starter), "", None, "")] * 2
+    _, _, arms = _hosted(sides, TrafficOptions(), {}, 1000.0)
+    base, head = arms(tmp_path)
+    assert isinstance(base, Arm) and isinstance(head, Arm)
+    assert base.patience_s() is None and STALL_S < (head.patience_s() or 0.0) < 1000.0
+    base.start_s = 120.0
+    assert head.patience_s() == 1200.0, "ten times as long as the base"
 
 
 def test_a_budget_of_few_rounds_is_noted() -> None:
