@@ -22,7 +22,10 @@ UNKNOWN = -1
 
 
 def http_status(code: int) -> int:
-    """The status of a request that HTTP's code ``code`` stands for."""
+    """The status of a recorded request that HTTP's code ``code`` stands for.
+
+    A caller's mistake (404) was answered. A replay counts it as lost, because its requests are meant to be served.
+    """
     if code in (408, 504):
         return Status.TIMEOUT
     if code in (429, 503):
