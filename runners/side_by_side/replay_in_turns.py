@@ -140,10 +140,11 @@ class SideBySide:
         base.arm.running()
         whole_s = self.traffic.duration_s - self.traffic.start_s
         fits = replays * (whole_s + _DRAIN_S + base.arm.start_s) <= self._left_s()
-        looked_at = self.traffic
-        if not fits and _LOOK_SHARE * self.options.budget_s < whole_s:
+        looked_at, look_s = self.traffic, _LOOK_SHARE * self.options.budget_s
+        if not fits and look_s < whole_s:
             self._offset_s = self.traffic.start_s
-            looked_at = slice_time(self.traffic, self._offset_s, self._offset_s + _LOOK_SHARE * self.options.budget_s)
+            first_s = float(self.traffic.arrival_ns[0]) / 1e9
+            looked_at = slice_time(self.traffic, self._offset_s, max(self._offset_s + look_s, first_s + SHORTEST_S))
         self._stretch = looked_at
         self._measure(base, 1)
         if answers := (base.scored or {}).get("answers"):

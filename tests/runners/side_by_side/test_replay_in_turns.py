@@ -129,10 +129,10 @@ class FakeArm:
         )
 
 
-def traffic_of(seconds: float) -> Traffic:
+def traffic_of(seconds: float, lead_s: float = 0.0) -> Traffic:
     """Twenty requests a second."""
     n = int(seconds * 20)
-    return Traffic.plain((np.arange(n) / 20 * 1e9).astype(np.int64), features={"number": np.arange(n)})
+    return Traffic.plain(((lead_s + np.arange(n) / 20) * 1e9).astype(np.int64), features={"number": np.arange(n)})
 
 
 Try = Callable[..., Trial]
@@ -154,7 +154,7 @@ def run(world: World, tmp_path: Path) -> Try:
         objective=Objective(max_accuracy_drop=0.01),
     )
 
-    def call(factors: dict[str, float], *, seconds: float = 10.0, **options: Any) -> Trial:
+    def call(factors: dict[str, float], *, seconds: float = 10.0, lead_s: float = 0.0, **options: Any) -> Trial:
         base = Idea(name=AS_IT_IS, spec=spec, settings=RunnerSettings())
         ideas: Sequence[Idea] = [
             base,
@@ -162,7 +162,7 @@ def run(world: World, tmp_path: Path) -> Try:
         ]
         side_by_side = SideBySide(
             ideas,
-            traffic_of(seconds),
+            traffic_of(seconds, lead_s),
             tmp_path,
             Options(seed=5, **options),
             watch=lambda *_: nullcontext(lambda *_: None),
@@ -264,6 +264,13 @@ def test_a_budget_below_one_round_is_said_to_be_too_short_before_it_begins(run: 
     took_s = world.now - world.looked  # without the ends of replays, which take no time here
     assert took_s <= foretold < 1.3 * took_s
     assert run({f"idea {k}": 0.5 for k in range(10)}, seconds=60.0, budget_s=60 * enough).rounds > 1
+
+
+def test_the_smallest_budget_replays_some_requests(run: Try, world: World) -> None:
+    """However late the first one comes."""
+    found = run({"half": 0.5}, lead_s=0.5, seconds=60.0, budget_s=0.01)
+    assert found.rounds == 1 and found.requests > 0
+    assert world.now < 60.0
 
 
 def test_an_idea_may_be_silent_as_long_as_the_budget_lasts_but_some_minutes_in_any_case(
