@@ -24,14 +24,14 @@ def export_plan(
     Settings without a counterpart are listed in the file and on the terminal.
     """
     from latfix.reports.server_configs.export import export
-    from latfix.runners.host.apply_plan import known_plan
+    from latfix.runners.host.apply_plan import with_plan
     from latfix.runners.host.process_setup import process_environment
     from latfix.settings import RunnerSettings
 
     if target not in _NAMES:
         raise InputError(f"--for: found {target!r}; expected one of {', '.join(_NAMES)}")
-    decided = known_plan(plan)
-    environment = process_environment(RunnerSettings().with_overrides(decided.settings()), {})
+    settings, decided = with_plan(RunnerSettings(), plan)
+    environment = process_environment(settings, {})
     result = export(target, decided, environment)
     if out is None:
         several = len(result.files) > 1

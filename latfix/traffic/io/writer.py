@@ -41,7 +41,7 @@ def check_output(path: Path, source: Path | None = None) -> None:
         raise input_error(path, None, "no such folder", "an existing folder", f"create {path.parent}")
     if not os.access(path.absolute().parent, os.W_OK):
         raise input_error(path, None, "a folder that cannot be written", "a writable one")
-    if path.exists() and not _written_here(path):
+    if path.exists() and path.stat().st_size and not _written_here(path):  # mktemp makes an empty one
         found = "a file that latfix did not write as it is"
         raise input_error(path, None, found, "a new file", "name another one, or delete it")
 
