@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 import latfix
-from latfix.cli.shared.process_streams import discard, print_error, repair_streams, signals_as_interrupt
+from latfix.cli.shared.streams_and_signals import discard, print_error, repair_streams, signals_as_interrupt
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 from latfix.runners.replay.folder_lock import release_all
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from latfix.gates.evaluate import GateResult
     from latfix.reports.ci.ci_summary import Summary
 
-#: Variable with the file whose Markdown GitHub shows on the run's page, and its size limit per step.
+#: Variable with the file whose Markdown GitHub shows on the run's page.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-_MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +166,11 @@ class Outputs:
         if self.junit.where is not None:
             self.junit.write(self._junit(summary))
         if self.markdown.where is not None or self.step_summary.where is not None:
-            from latfix.reports.ci.markdown import markdown
+            from latfix.reports.ci.markdown import GITHUB_BYTES, markdown
 
             text = markdown(summary)
             self.markdown.write(text)
-            if len(text.encode()) <= _MOST_BYTES:
+            if len(text.encode()) <= GITHUB_BYTES:
                 self.step_summary.write(f"{text}\n")
         if self.annotations:
             from latfix.reports.ci.github_annotations import annotation_lines

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latfix.reports.replay_progress import ReplayProgress
+    from latfix.reports.progress_lines import ReplayProgress
     from latfix.run_record.run_record import RunRecord
     from latfix.runners.replay.run_session import Replay
     from latfix.runners.replay.runner_process import OnEvent
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def progress_of(label: str, traffic: Traffic, folder: Path, *, loading: bool = False) -> ReplayProgress:
     """Progress of a replay into ``folder``; with ``loading``, the service is loaded first."""
-    from latfix.reports.replay_progress import ReplayProgress
+    from latfix.reports.progress_lines import ReplayProgress
 
     return ReplayProgress(
         label=label,

@@ -31,6 +31,8 @@ from latfix.reports.comparison_rows import Change
 from latfix.reports.vocabulary import verdict_words
 from latfix.results.diagnosis import CauseSummary
 
+#: GitHub shows no larger summary on a run's page.
+GITHUB_BYTES = 1_000_000
 _LONGEST = 600
 _MOST_ROWS = 40
 #: Causes below this share of the tail are counted, not listed.

@@ -101,3 +101,14 @@ FORMATS: Mapping[str, Format] = {
         needs=_ANY,
     ),
 }
+#: Other names of the formats.
+ALIASES: Mapping[str, str] = {
+    "chrome": "perfetto",
+    "trace": "perfetto",
+    "opentelemetry": "otlp",
+    "prometheus": "openmetrics",
+    "hdrhistogram": "hdr",
+    "markdown-plain": "plain",
+    "github-annotations": "github",
+    "code-quality": "gitlab",
+}

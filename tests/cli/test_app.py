@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import latfix
 from latfix.cli import app as module
-from latfix.cli.shared.process_streams import signals_as_interrupt
+from latfix.cli.shared.streams_and_signals import signals_as_interrupt
 from latfix.errors import InputError, RunnerError
 from tests.cli.conftest import Cli
 

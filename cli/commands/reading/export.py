@@ -21,17 +21,6 @@ NAMES = (
     *("perfetto", "otlp", "openmetrics", "hdr", "speedscope", "csv", "parquet"),
     *("markdown", "plain", "github", "gitlab"),
 )
-#: Other names of the formats.
-_ALIASES = {
-    "chrome": "perfetto",
-    "trace": "perfetto",
-    "opentelemetry": "otlp",
-    "prometheus": "openmetrics",
-    "hdrhistogram": "hdr",
-    "markdown-plain": "plain",
-    "github-annotations": "github",
-    "code-quality": "gitlab",
-}
 
 
 def export(
@@ -54,11 +43,11 @@ def export(
     Formats are traces, spans, metrics, histograms, tables, and reports of CI servers.
     """
     from latfix.formatting import did_you_mean
-    from latfix.reports.exports.formats import FORMATS
+    from latfix.reports.exports.formats import ALIASES, FORMATS
 
-    name = _ALIASES.get(target, target)
+    name = ALIASES.get(target, target)
     if name not in FORMATS:
-        hint = did_you_mean(target, [*NAMES, *_ALIASES])
+        hint = did_you_mean(target, [*NAMES, *ALIASES])
         raise InputError(f"--to: found {target!r}; expected one of {', '.join(NAMES)}{f'; {hint}' if hint else ''}")
     chosen = FORMATS[name]
     if endpoint and (name != "otlp" or out is not None):

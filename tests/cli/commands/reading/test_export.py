@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from latfix.cli.commands.reading.export import _ALIASES, NAMES
+from latfix.cli.commands.reading.export import NAMES
 from latfix.files.atomic_write import write_json
-from latfix.reports.exports.formats import FORMATS
+from latfix.reports.exports.formats import ALIASES, FORMATS
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused, serve_one_by_one, write_run
 from tests.reports.conftest import make_document
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_every_format_is_named_in_the_help() -> None:
     assert tuple(FORMATS) == NAMES
-    assert set(_ALIASES.values()) <= set(NAMES)
+    assert set(ALIASES.values()) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

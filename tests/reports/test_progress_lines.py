@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from latfix.reports.replay_progress import ReplayProgress
+from latfix.reports.progress_lines import ReplayProgress
 
 
 def status(at_s: float, done: int, *, draining: bool = False) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def status(at_s: float, done: int, *, draining: bool = False) -> dict[str, Any]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock of the progress display."""
     now = [100.0]
-    monkeypatch.setattr("latfix.reports.replay_progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("latfix.reports.progress_lines.time.monotonic", lambda: now[0])
     return now
 
 
