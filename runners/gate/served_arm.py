@@ -63,13 +63,17 @@ class ServedArm:
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
         """Replay, after starting the service and warming it up if that has not been done.
 
-        :raises LatfixError: it does not start, or no request ended ok.
+        :raises LatfixError: it does not start, ends before the replay does, or no request ended ok.
         """
         del seed  # the bodies come from the traffic
         try:
-            replay = self.make(traffic, self._started())
-            with watch(self.label, traffic, folder) as on_event:
-                return http_session.run(folder, replay, on_event=on_event)
+            pid = self._started()
+            try:
+                replay = self.make(traffic, pid)
+                with watch(self.label, traffic, folder) as on_event:
+                    return http_session.run(folder, replay, on_event=on_event)
+            finally:
+                self._check_running()  # its end explains whatever else failed
         finally:
             if self.shared:
                 self.close()
@@ -110,8 +114,7 @@ class ServedArm:
             return process.pid
         attempt, why, erring = 0, "nothing listens there", math.inf
         while time.monotonic() - begun < _START_LIMIT_S:
-            if (code := process.poll()) is not None:
-                raise RunnerError(f"{self.label}: {self.command!r} ended with {code}{self._last_line()}")
+            self._check_running()
             if not self._answers():
                 time.sleep(_RETRY_S)
                 continue
@@ -156,6 +159,11 @@ class ServedArm:
                 start_new_session=True,
                 env={**os.environ, name: value},
             )
+
+    def _check_running(self) -> None:
+        """:raises RunnerError: the command has ended."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            raise RunnerError(f"{self.label}: {self.command!r} ended with {code}{self._last_line()}")
 
     def _last_line(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -201,6 +201,21 @@ def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("served_first", [4, 30])  # it ends during its warm-up, and during a replay
+def test_a_command_that_ends_after_its_first_answers(
+    cli: Cli, served: Any, tmp_path: Path, served_first: int
+) -> None:
+    command, place = served
+    server = tmp_path / "server.py"
+    dying = server.read_text().replace("import http.server, sys, time", "import http.server, os, sys, time\nleft = [N]")
+    body = "left[0] -= 1\n        if left[0] < 0: print('out of memory', flush=True); os._exit(9)\n        time.sleep"
+    (tmp_path / "dying.py").write_text(dying.replace("[N]", f"[{served_first}]").replace("time.sleep", body))
+    good, bad = command(0.0), command(0.0).replace("server.py", "dying.py")
+    code, _, err = cli("gate", good, bad, *place, "--gate", "p50<=baseline*1.5", "--budget", "10s")
+    assert code == 4 and "ended with 9: out of memory" in err and "start the service first" not in err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "exit_code"), [(500, 4), (422, 2)])
 def test_a_command_that_answers_with_errors(
     cli: Cli, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, exit_code: int
