@@ -33,7 +33,7 @@ class NeighborWatch(OwnThread):
     """Reads CPU time of processes.
 
     :param own: processes of the service; they and their descendants are not neighbors.
-    :param latfix: processes of latfix other than this one.
+    :param latfix: processes of latfix other than this one; their descendants are latfix, too.
     :param proc: the kernel's files; ``clock`` returns nanoseconds.
     :ivar samples: time, series and CPU nanoseconds since the previous reading, as in ``samples.parquet``.
     """
@@ -47,7 +47,7 @@ class NeighborWatch(OwnThread):
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         super().__init__("neighbors")
-        self._own, self._latfix, self._proc, self._clock = set(own), {os.getpid(), *latfix}, proc, clock
+        self._own, self._latfix, self._proc, self._clock = set(own), set(latfix), proc, clock
         self._before: dict[tuple[int, str], int] = {}
         self._read_ns = 0
         self.samples: list[tuple[int, str, float]] = []
@@ -60,15 +60,17 @@ class NeighborWatch(OwnThread):
 
     def look(self) -> None:
         """Make one reading; the first is the baseline of the second."""
-        now, (result, service) = self._clock(), self._processes()
+        now, (result, parents) = self._clock(), self._processes()
+        service, latfix = (_family(first, parents) for first in (self._own, self._latfix))
+        latfix.add(os.getpid())  # alone: a service that a command starts is its child
         known = self._before or result  # a process that began since then counts from 0
         spent = {
             pid: ticks - known.get((pid, born), 0) for (pid, born), ticks in result.items() if pid not in service
         }
         took = now - self._read_ns if self._read_ns else 0
         if result:
-            others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid not in self._latfix}
-            own = sum(ticks * _TICK_NS for pid, ticks in spent.items() if pid in self._latfix)
+            others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid not in latfix}
+            own = sum(ticks * _TICK_NS for pid, ticks in spent.items() if pid in latfix)
             self.samples.append((now, ALL_SERIES, float(sum(others.values()))))
             self.samples.append((now, LATFIX_SERIES, float(own)))
             for pid in sorted(others, key=lambda each: -others[each])[:_KEPT]:
@@ -80,8 +82,8 @@ class NeighborWatch(OwnThread):
                         self.samples.append((now, name + TURN, turn))
         self._before, self._read_ns = result, now
 
-    def _processes(self) -> tuple[dict[tuple[int, str], int], set[int]]:
-        """CPU ticks by process number and start time (numbers are reused); and the service's processes."""
+    def _processes(self) -> tuple[dict[tuple[int, str], int], dict[int, int]]:
+        """CPU ticks by process number and start time (numbers are reused); and each process's parent."""
         result, parents = dict[tuple[int, str], int](), dict[int, int]()
         entries: list[str] = []
         with contextlib.suppress(OSError):
@@ -92,15 +94,7 @@ class NeighborWatch(OwnThread):
                 if len(fields) > 19:
                     parents[int(entry)] = int(fields[1])
                     result[int(entry), fields[19]] = int(fields[11]) + int(fields[12])
-        return result, {pid for pid in parents if self._is_own(pid, parents)}
-
-    def _is_own(self, pid: int, parents: Mapping[int, int]) -> bool:
-        """True if a process belongs to the service or descends from one that does, through living parents."""
-        seen: set[int] = set()
-        while pid not in self._own and pid not in seen and pid in parents:
-            seen.add(pid)
-            pid = parents[pid]
-        return pid in self._own
+        return result, parents
 
     def _turn_ns(self, pid: int) -> float:
         """The mean length of a turn on a core, over the life of the process's main thread; 0 if unknown."""
@@ -127,3 +121,16 @@ class NeighborWatch(OwnThread):
         with (folder / SEGMENTS / "samples.jsonl").open("a", encoding="utf-8") as file:
             file.write("\n")  # after a line that a kill cut short
             file.writelines(json.dumps([at - t0_ns, *rest]) + "\n" for at, *rest in self.samples)
+
+
+def _family(first: Collection[int], parents: Mapping[int, int]) -> set[int]:
+    """The running processes that are among the first or descend from one, through living parents."""
+
+    def belongs(pid: int) -> bool:
+        seen: set[int] = set()
+        while pid not in first and pid not in seen and pid in parents:
+            seen.add(pid)
+            pid = parents[pid]
+        return pid in first
+
+    return {pid for pid in parents if belongs(pid)}

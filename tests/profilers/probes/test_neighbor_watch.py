@@ -97,12 +97,20 @@ def test_without_proc_nothing_is_recorded(tmp_path: Path) -> None:
     assert watch.samples == []
 
 
-def test_latfix_itself_has_its_own_series(tmp_path: Path) -> None:
-    process(tmp_path, 7, "python3", 0)
+def test_what_latfix_starts_to_replay_is_latfix_and_what_this_process_starts_is_not(tmp_path: Path) -> None:
+    # GIVEN the replaying process 7 with a child, and a service that this process started
+    def spend(ticks: int) -> None:
+        process(tmp_path, 7, "python", ticks)
+        process(tmp_path, 8, "python", ticks, parent=7)
+        process(tmp_path, 9, "service", ticks, parent=os.getpid())
+
+    process(tmp_path, os.getpid(), "latfix", 10)
+    spend(0)
     watch = watching(tmp_path, latfix={7})
-    process(tmp_path, 7, "python3", 40)
+    spend(40)
     watch.look()
-    assert watch.samples[-2:] == [
-        (2 * SECOND, "other.all.spent_ns", 0.0),
-        (2 * SECOND, "latfix.spent_ns", 40.0 * TICK_NS),
+    assert watch.samples[2:] == [
+        (2 * SECOND, "other.all.spent_ns", 40.0 * TICK_NS),
+        (2 * SECOND, "latfix.spent_ns", 80.0 * TICK_NS),
+        (2 * SECOND, "other.9.service.spent_ns", 40.0 * TICK_NS),
     ]
