@@ -153,7 +153,8 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
 
 def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[str]:
     count = len(decision.rounds)
-    yield f"{counted(count, 'round')} of both on fresh processes, of at most {max(most, count)} in the budget"
+    ended = ", then interrupted" if decision.interrupted else ""
+    yield f"{counted(count, 'round')} of both on fresh processes, of at most {max(most, count)} in the budget{ended}"
     yield from decision.fair.notes()
     known = [found.drift for found in decision.rounds if math.isfinite(found.drift)]
     if len(known) > 1:

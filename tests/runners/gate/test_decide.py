@@ -152,6 +152,7 @@ def test_rounds_with_a_neighbor_beside_one_service_do_not_count() -> None:
 def test_an_interruption_keeps_complete_rounds() -> None:
     found = decided(Service(interrupt=4))
     assert found.interrupted and len(found.rounds) == 3 and found.comparison is not None
+    assert found.comparison.notes[0].endswith("in the budget, then interrupted")
     assert decided(Service(interrupt=1)).comparison is None
 
 
