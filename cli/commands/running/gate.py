@@ -284,7 +284,7 @@ def _rounds(
             left = max(until - time.monotonic(), 0.0)
             lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {left:.0f} s left")
             if number == 1 and most < FIRST_LOOK:
-                lines.say(_too_few_words(most, time.monotonic() - begun, arms[0].start_s))
+                lines.say(_too_few_words(most, time.monotonic() - begun, max(arm.start_s for arm in arms)))
 
         rounds, begun = replay_rounds(*arms, parts, folder, lines.hidden, seed=seed), time.monotonic()
         decision = decide(gates, rounds, budget_s=until - time.monotonic(), seed=seed, on_round=show)

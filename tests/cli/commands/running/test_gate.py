@@ -207,7 +207,7 @@ def test_a_command_that_ends_after_its_first_answers(
 ) -> None:
     command, place = served
     server = tmp_path / "server.py"
-    dying = server.read_text().replace("import http.server, sys, time", "import http.server, os, sys, time\nleft = [N]")
+    dying = server.read_text().replace("http.server, sys, time", "http.server, os, sys, time\nleft = [N]", 1)
     body = "left[0] -= 1\n        if left[0] < 0: print('out of memory', flush=True); os._exit(9)\n        time.sleep"
     (tmp_path / "dying.py").write_text(dying.replace("[N]", f"[{served_first}]").replace("time.sleep", body))
     good, bad = command(0.0), command(0.0).replace("server.py", "dying.py")
