@@ -291,7 +291,7 @@ def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
 
 def comparison_answer(found: Comparison) -> Answer:
     """The answer for two runs, or for the rounds of ``latfix gate``."""
-    change = comparison_change(found)
+    change = replace(comparison_change(found), judged=_open_key(found))
     if found.same_run:
         words = "compare runs of two services, or two runs of one: the same run has no difference to show"
         figure = f"{key_label(change.judged)} {milliseconds(change.before.latency_ms.get(change.judged))}"
@@ -309,6 +309,15 @@ def comparison_answer(found: Comparison) -> Answer:
         lines.append(Line(label=_NEXT, words=words))
     verdict, severity = result_words(found)
     return Answer(headline=change_headline(change, verdict), severity=severity, lines=tuple(lines))
+
+
+def _open_key(found: Comparison) -> str:
+    """The latency that the result is about: of a gate that failed, else of an undecided one, else the judged one."""
+    for outcome in (False, None):
+        metrics = [each.gate.metric for each in found.gates if each.passed is outcome]
+        if metrics:
+            return next((key for key in (found.judged, *metrics) if key in metrics and key in found.ratio), found.judged)
+    return found.judged
 
 
 def _changes(found: Comparison) -> Iterator[Line]:

@@ -60,6 +60,26 @@ def test_the_headline_is_the_result_of_the_gates(
     assert f"— {word.lower()}\n" in markdown(read_summary(found.to_json(), command="gate", workload="w"))
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "about"),
+    [
+        ({"p50": False, "p90": None}, "p50"),
+        ({"p50": None, "p90": True}, "p50"),
+        ({"p50": False, "p99": False}, "p99"),
+        ({"p50": True}, "p99"),
+        ({"max": False}, "p99"),  # its ratio is not known
+    ],
+)
+def test_the_headline_is_about_the_latency_whose_gate_did_not_pass(
+    outcomes: dict[str, bool | None], about: str, undecided: Comparison
+) -> None:
+    gates = [
+        replace(gate(passed, of=undecided), gate=parse_gate(f"{metric}<200ms")) for metric, passed in outcomes.items()
+    ]
+    answer = comparison_answer(undecided.gated(gates))
+    assert f": {about} " in answer.headline and undecided.judged == "p99"
+
+
 def test_the_next_step_is_what_the_most_demanding_gate_needs(undecided: Comparison) -> None:
     gated = undecided.gated([gate(None, 132, of=undecided), gate(None, 191, of=undecided), gate(True, of=undecided)])
     for found, more in ((undecided, 21), (gated, 191)):
