@@ -316,7 +316,8 @@ def _open_key(found: Comparison) -> str:
     for outcome in (False, None):
         metrics = [each.gate.metric for each in found.gates if each.passed is outcome]
         if metrics:
-            return next((key for key in (found.judged, *metrics) if key in metrics and key in found.ratio), found.judged)
+            known = (key for key in (found.judged, *metrics) if key in metrics and key in found.ratio)
+            return next(known, found.judged)
     return found.judged
 
 
