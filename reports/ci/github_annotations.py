@@ -15,7 +15,7 @@ def annotation_lines(summary: Summary) -> Iterator[str]:
 
     GitHub shows at most ten of each level in a step.
     """
-    title = f"latfix {summary.command} {summary.workload}"
+    title = f"latfix {summary.command} {summary.workload}".rstrip()
     if summary.failure:
         yield _command("error", title, summary.failure)
     for outcome, gate in summary.findings():

@@ -53,8 +53,9 @@ _OUTCOMES = {"passed": "passed", "failed": "**FAILED**", "undecided": "undecided
 
 def markdown(summary: Summary) -> str:
     """The document. Starts with a heading, ends with a line break."""
+    name = f": {_code(summary.workload)}" if summary.workload else ""  # a kept comparison has none
     parts = [
-        [f"## latfix {summary.command}: {_code(summary.workload)}{_on(summary.device)} {_headline(summary)}"],
+        [f"## latfix {summary.command}{name}{_on(summary.device)} {_headline(summary)}"],
         _paragraphs(summary),
         _answer(summary.answer),
         _gates(summary),

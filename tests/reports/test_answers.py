@@ -13,6 +13,7 @@ from latfix.gates.syntax import parse_gate
 from latfix.lower_bound import AtLeast
 from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer, trial_answer
 from latfix.reports.ci.ci_summary import read_summary
+from latfix.reports.ci.github_annotations import annotation_lines
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown
 from latfix.reports.comparison_rows import comparison_change
@@ -99,6 +100,12 @@ def test_a_figure_that_restarts_may_explain_is_not_called_insignificant(undecide
     for label in ("mean", "side effects"):
         assert "with so few rounds, restarts alone may differ by as much" in words(answer, label)
     assert "not significant" not in words(answer, "side effects")
+
+
+def test_a_comparison_without_the_name_of_its_workload_has_no_empty_one_in_its_titles(undecided: Comparison) -> None:
+    summary = read_summary(undecided.to_json(), command="compare")
+    assert markdown(summary).startswith("## latfix compare — undecided\n")
+    assert any("title=latfix compare::" in line for line in annotation_lines(summary))
 
 
 def test_junit_has_no_empty_property(undecided: Comparison) -> None:
