@@ -13,12 +13,13 @@ from latfix.profilers.probes.gil_probe import STALL_SERIES
 
 #: The counter's tick; a smaller growth is not attributable to one request.
 _TICK_NS = 10_000_000
+_UNITS = ("dispatch", "intake", "prepare", "lag", "collate", "compute", "finish")
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     stalls = _stalls(evidence)
     units = {}
-    for name in ("dispatch", "intake", "prepare", "lag", "collate", "compute", "finish"):
+    for name in _UNITS:
         unit = evidence.units[name]
         still = stalls.covered(unit.start, unit.end)
         held_up = np.minimum(still, np.maximum(left.blocked(name) - evidence.usually_blocked(name), 0))
@@ -56,9 +57,12 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     total = float(values[-1] - values[0]) if len(times) else 0.0
     stalls = _stalls(evidence)
     longest = from_ns((stalls.end - stalls.start).max()) if len(stalls) else "0 ms"
+    stopped = np.concatenate([evidence.stood_still(name) for name in _UNITS])
+    alone = f"; {(stopped > 0).sum()} times a thread that waited for nothing stood still, for up to "
     return (
         f"the kernel counted {from_ns(total)} that the hypervisor took from this machine's cores, and the machine "
-        f"stood still {len(stalls)} times, for up to {longest}; {parts_and_largest(figures)}."
+        f"stood still {len(stalls)} times, for up to {longest}"
+        f"{alone + from_ns(stopped.max()) if stopped.any() else ''}; {parts_and_largest(figures)}."
     )
 
 

@@ -423,7 +423,9 @@ def test_a_unit_that_was_never_switched_away_from_stood_still_with_the_machine(s
     record.requests["prepare_vcsw"][:] = 1
     assert diagnose(record).verdict == "external.dependency"
     record.requests["prepare_vcsw"][list(chosen)] = 0
-    assert diagnose(record).verdict == "host.steal"
+    found = diagnose(record)
+    assert found.verdict == found.causes[0].cause == "host.steal"
+    assert "; 12 times a thread that waited for nothing stood still, for up to 3" in found.causes[0].evidence
 
 
 def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simulate: Simulate) -> None:
