@@ -109,6 +109,20 @@ def test_servers_are_found_where_one_queue_feeds_them(servers: int) -> None:
     assert queue is not None and queue.servers == servers
 
 
+@pytest.mark.parametrize("outside_ms", [2, 4])
+def test_time_before_and_after_a_single_server_hides_no_queue(outside_ms: int) -> None:
+    """An event loop reads the next request while its one worker, which sleeps, serves the one before."""
+    at = np.sort(np.concatenate([arrivals(30.0), np.repeat(np.arange(1, 20) * 2_000 * MS, 12)]))
+    service, half = services(len(at)), outside_ms * MS // 2
+    end = served(at + half, service, 1) + half
+    queue = infer_queue(at, end - at, GAP)
+    assert queue is not None and queue.servers == 1
+    assert np.abs(queue.wait_ns - (end - at - service - 2 * half)).max() < MS
+    found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, end - at)))
+    assert found.verdict == "traffic.burst"
+    assert not any(cause.named for cause in found.causes if cause.cause == "external.dependency")
+
+
 def test_no_queue_is_found_where_there_is_none() -> None:
     at = arrivals(150.0)
     assert infer_queue(at, services(), GAP) is None  # all side by side
