@@ -41,7 +41,8 @@ _LEAST, _ALONE = 10, 0.2
 _LONGEST_STEPS = 4.0
 #: Cores used while threads waited: from the first value on the holder computed, up to the second it waited itself.
 _COMPUTED, _IDLE = 0.7, 0.3
-#: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock.
+#: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock, and of
+#: a block of the loop that ordinary work explains.
 _AWAY, _MOSTLY = 0.8, 0.5
 #: While one thread computes and no other can, the process runs for at least this share of the time, and uses so many
 #: cores while it has any.
@@ -143,8 +144,9 @@ def find_lock_waits(
     away = _loop_away(loops, there, standstills)
     starved = lacking > _STARVED * (standstills.end - standstills.start)
     for_python = ((away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))) & ~starved
-    held, locked = _chosen(standstills, away & ~for_python & ~starved), _chosen(standstills, for_python)
-    blocks = NO_INTERVALS if answers is None else loop_blocks(loops, there, at, end, answers)
+    locked = _chosen(standstills, for_python)
+    held = _called(_chosen(standstills, away & ~for_python & ~starved), process)
+    blocks = NO_INTERVALS if answers is None else _called(loop_blocks(loops, there, at, end, answers), process)
     waited, busy = _of_the_loop(_chosen(blocks, standstills.covered(blocks.start, blocks.end) == 0), process, python)
     start, stop = _joined(held, waited)
     held = Intervals.merged(start, stop - start)
@@ -165,6 +167,13 @@ def find_lock_waits(
         kept=kept,
         collected=_collections(samples, alone),
     )
+
+
+def _called(blocks: Intervals, process: ServiceProcess) -> Intervals:
+    """Blocks of the event loop without those that are mostly the usual work of all requests that were there."""
+    there = np.searchsorted(process.begun, blocks.end) - np.searchsorted(process.ended, blocks.start)
+    usual = np.minimum(process.cpu.grown(blocks.start, blocks.end), there * process.typical_work)
+    return _chosen(blocks, usual <= _MOSTLY * (blocks.end - blocks.start))
 
 
 def _of_the_loop(blocks: Intervals, process: ServiceProcess, python: Floats) -> tuple[Intervals, Intervals]:

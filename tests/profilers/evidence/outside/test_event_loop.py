@@ -10,7 +10,15 @@ from latfix.profilers.evidence.outside.event_loop import loop_blocks
 from latfix.profilers.evidence.outside.service_process import Counter
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, largest, present, recorded, samples
+from tests.profilers.evidence.outside.test_outside_view import (
+    MS,
+    arrivals,
+    largest,
+    present,
+    recorded,
+    samples,
+    spent,
+)
 
 N, WAITS, BLOCK = 1_000, 30 * MS, 200 * MS
 
@@ -79,3 +87,19 @@ def test_requests_that_are_answered_one_after_the_other_do_not_block_the_loop() 
     late = end.copy()
     late[60:] = end[-1]
     assert len(loop_blocks(loop, there.astype(np.int64), at, late, late)) == 1
+
+
+def test_the_usual_work_of_a_burst_is_no_call_that_blocks_the_loop() -> None:
+    """Each request computes and then waits: the loop reads the whole burst before it answers any."""
+    work, many = 7 * MS, 8
+    alone, bursts = np.arange(300) * 200 * MS, np.repeat(np.arange(30) * 2_000 * MS + 100 * MS, many)
+    # The requests of a burst come during its work.
+    at = np.concatenate([alone, bursts + np.tile(np.arange(many) * MS, 30)])
+    begin = np.concatenate([alone, bursts[::many]])
+    stop = begin + np.where(np.arange(len(begin)) < len(alone), work, many * work)
+    end = np.concatenate([stop[: len(alone)], np.repeat(stop[len(alone) :], many)]) + 2 * MS
+    times = np.arange(-300 * MS, int(end.max()) + 300 * MS, 5 * MS)
+    cpu, away = spent(times, begin, stop), present(times, begin, stop)
+    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=cpu, runq_ns=0 * times, epoll=1 - away)))
+    assert largest(found) == "traffic.burst"
+    assert not any(cause.tail_ms for cause in found.causes if cause.cause == "service.loop")
