@@ -20,6 +20,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
+from latfix.profilers.evidence.outside.first_uses import slow_first_uses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import as_served, presence, process_of, stage_values
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
@@ -278,6 +279,11 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
     ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
     members = _members(rows, batch_of, m, ok)
+    features = {name: column for name, column in record.traffic.features.items() if name != RECORDED}
+    if record.meta.is_http and record.begins:
+        sizes = [rows["sent_bytes"], *(column[position] for column in features.values())]
+        first = slow_first_uses(sizes, rows["arrival_ns"], rows["compute_ns"] + rows["finish_ns"], ok)
+        batches["first_shape"][batch_of[first]] = 1
     priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
     enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
     head = _heads(batch_of, enqueue, priority, m)
@@ -289,7 +295,6 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
     times = _work_times(units, setup, spans)
-    features = {name: column for name, column in record.traffic.features.items() if name != RECORDED}
     names = norms.of(
         "features",
         lambda: predictive_features(

@@ -7,6 +7,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.units import Evidence
 
 #: First uses of a shape count as cold if half of them exceed the model by more than this many deviations.
@@ -33,6 +34,27 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     first = evidence.of_batch(cold.astype(np.int64)) * (evidence.ahead_in_batch == 0) > 0
     units["finish"] = Parts(cpu=np.where(first, left.cpu_excess("finish"), 0))
     return Claim(units=units)
+
+
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """Slow first uses of a value of a feature, and the interpreter lock while a first use may have held it."""
+    compute = evidence.units["compute"]
+    cold = _cold_shapes_ns(evidence, left.cpu_excess("compute") + left.blocked("compute")) > 0
+    using = Intervals.merged(compute.start[cold], compute.wall[cold])
+    units = {}
+    for name, first in (("compute", cold), ("finish", evidence.of_batch(cold.astype(np.int64)) > 0)):
+        unit, excess = evidence.units[name], left.cpu_excess(name)
+        waited = np.minimum(evidence.at_units(name, evidence.locks.python), using.covered(unit.start, unit.end))
+        units[name] = Parts(cpu=np.where(first, excess, np.minimum(waited, excess)))
+    return Claim(units=units)
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    firsts = np.count_nonzero(evidence.batches["first_shape"])
+    return (
+        f"{firsts} requests were the first with their value of a feature or their size, and most took longer than "
+        f"later ones with the same, by up to {milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
+    )
 
 
 def _cold_shapes_ns(evidence: Evidence, excess: Ints) -> Ints:
@@ -91,4 +113,6 @@ CAUSE = Cause(
     fixes=("warmup.shapes", "memory.page_prefault", "warmup.resident"),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )
