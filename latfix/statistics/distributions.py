@@ -33,3 +33,10 @@ def student_t(confidence: float, freedom: float) -> float:
 def normal_quantile(confidence: float) -> float:
     """The two-sided quantile of the normal distribution: 1.96 for 0.95."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def poisson_at_least(count: int, mean: float) -> float:
+    """Probability that a Poisson variable is ``count`` (at least 1) or more."""
+    from scipy.special import pdtrc
+
+    return float(pdtrc(count - 1, mean))

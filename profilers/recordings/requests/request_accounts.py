@@ -44,12 +44,14 @@ from latfix.queueing.queue_inference import (
 )
 from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
+from latfix.statistics.distributions import poisson_at_least
 
 #: Requests that models are fitted to, and routes with a column of their own.
 _SAMPLE, _ROUTES = 100_000, 24
-#: A stall is claimed if it cost this many times as much as in the first services in random order, or in that of
-#: neighbors.
-_TOGETHER, _SHUFFLED, _NEIGHBORS = 3.0, 200_000, 32
+#: Stalls are claimed if they cost this many times as much as in the first services in random order, and in that of
+#: neighbors, and if a random order has so many that cost nearly as much with at most this probability. Short logs are
+#: put in so many orders.
+_TOGETHER, _SHUFFLED, _NEIGHBORS, _CHANCE, _MOST_TIMES, _FEWER_TIMES = 2.0, 200_000, 32, 0.01, 50, 8
 #: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
 #: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
@@ -360,14 +362,18 @@ class _Ledger:
             return
         begin = self.arrival + (self.wait if self.wait is not None else 0)
         beyond = self._beyond()
-        lost, events = in_log(begin, self.arrival + self.latency, beyond, usual)
+        lost, events, cost = in_log(begin, self.arrival + self.latency, beyond, usual)
         if not len(events):
             return
         # In any order, and among neighbors: services may be longer for a while without standing still together.
         n, rng = min(len(begin), _SHUFFLED), np.random.default_rng(0)
-        orders = rng.permutation(n), np.argsort(np.arange(n) + rng.uniform(0, _NEIGHBORS, n), kind="stable")
-        chance = max(self._by_chance(begin, beyond, usual, order) for order in orders)
-        if lost[:_SHUFFLED].sum() < _TOGETHER * chance:
+        times = min(_SHUFFLED // n, _MOST_TIMES)
+        any_order = [self._by_chance(begin, beyond, usual, rng.permutation(n)) for _ in range(times)]
+        moved = [np.arange(n) + rng.uniform(0, _NEIGHBORS, n) for _ in range(min(times, _FEWER_TIMES))]
+        near = [self._by_chance(begin, beyond, usual, np.argsort(places, kind="stable")) for places in moved]
+        chance = max(float(np.mean([each.sum() for each in orders])) for orders in (any_order, near))
+        alike = np.count_nonzero(np.concatenate(any_order) >= np.median(cost) / _TOGETHER) / times * len(begin) / n
+        if lost[:_SHUFFLED].sum() < _TOGETHER * chance or poisson_at_least(len(events), alike) > _CHANCE:
             return
         self.stalled = {STALL.id: lost}
         self.base = self.base - lost
@@ -389,9 +395,9 @@ class _Ledger:
             "does not show which."
         )
 
-    def _by_chance(self, begin: Ints, beyond: Floats, usual: float, order: Ints) -> float:
-        """Nanoseconds lost in stalls if the same services came in another order: long ones that coincide."""
-        rows = slice(0, _SHUFFLED)
+    def _by_chance(self, begin: Ints, beyond: Floats, usual: float, order: Ints) -> Ints:
+        """Nanoseconds lost in each stall if the same services came in another order: long ones that coincide."""
+        rows = slice(0, len(order))
         service = (self.arrival + self.latency - begin)[rows][order]
         if self.wait is not None:
             begin = served_from(self.arrival[rows], service, self.servers)
@@ -399,7 +405,7 @@ class _Ledger:
             begin = served_from(np.zeros_like(service), service, self.closed.users)
         else:
             begin = begin[rows]
-        return float(in_log(begin, begin + service, beyond[rows][order], usual)[0].sum())
+        return in_log(begin, begin + service, beyond[rows][order], usual)[2]
 
     def _comparable(self) -> Ints:
         """Rows of a sample whose service shows drift."""

@@ -97,12 +97,12 @@ def _prompt_then(firsts: Ints, steps: EngineSteps | None, begin: int, end: int, 
     return bool(high > low)
 
 
-def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[Ints, Ints]:
+def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[Ints, Ints, Ints]:
     """Times in which no request ended although several were being served.
 
     :param begin: ``(n,)`` when service began, nearly ascending; ``end`` when it ended; ``beyond`` ``(n,)``
         nanoseconds of service beyond the expectation for its input.
-    :returns: ``(n,)`` nanoseconds lost by each request, and ``(e, 2)`` the stalls.
+    :returns: ``(n,)`` nanoseconds lost by each request, ``(e, 2)`` the stalls, and ``(e,)`` nanoseconds lost in each.
     """
     lost = np.zeros(len(begin), np.int64)
     order = np.argsort(end, kind="stable")
@@ -110,7 +110,7 @@ def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[I
     silent = np.flatnonzero(np.diff(ends) > _SILENT * typical_ns)
     served = np.searchsorted(np.sort(begin), ends[silent + 1]) - (silent + 1)
     several = served >= _LEAST  # in service during the stall
-    events = []
+    events, costs = [], []
     for place, many in zip(silent[several].tolist(), served[several].tolist(), strict=True):
         low, high = int(ends[place]), int(ends[place + 1])
         # Requests in service during the stall end after it: theirs are the next ends.
@@ -125,6 +125,8 @@ def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[I
         at_once = end[inside][serving] - high <= max(_SILENT * typical_ns, (high - low) / 4)
         if np.mean(at_once) < 1 - _SHOWN / 2:
             continue
-        lost[inside] += np.rint(np.maximum(overlap, 0)).astype(np.int64)
+        each = np.rint(np.maximum(overlap, 0)).astype(np.int64)
+        lost[inside] += each
         events.append((low, high))
-    return lost, np.array(events, np.int64).reshape(-1, 2)
+        costs.append(each.sum())
+    return lost, np.array(events, np.int64).reshape(-1, 2), np.array(costs, np.int64)

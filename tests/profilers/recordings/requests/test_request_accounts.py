@@ -508,6 +508,19 @@ def test_the_slow_route_is_named_in_the_evidence(times: float) -> None:
     assert ("'/login' takes " in evidence) is (times > 2)
 
 
+def test_waits_for_a_dependency_that_coincide_by_chance_are_no_stall() -> None:
+    """Short logs of two servers, each of which waits for 100 ms in 3 % of its requests; one in forty may mistake it."""
+    found = 0
+    for seed in range(40):
+        rng, n = np.random.default_rng(seed), 600
+        service = 1e7 * rng.lognormal(0, 0.2, n) + np.where(rng.random(n) < 0.03, 1e8, 0)
+        arrival = np.cumsum(rng.exponential(float(service.mean()), n)).astype(np.int64)
+        end = served(arrival.astype(float), service, 2, np.zeros(0)).astype(np.int64)
+        table = RequestTable(arrival_ns=arrival, latency_ns=end - arrival, status=np.zeros(n, np.int8))
+        found += "stall.shared" in {cause.cause for cause in diagnosed(table).causes}
+    assert found <= 1
+
+
 @pytest.mark.parametrize("rate", [8, 12, 15])
 @pytest.mark.parametrize("stalled", [True, False])
 def test_longer_services_for_a_while_are_no_stall(stalled: bool, rate: int) -> None:
