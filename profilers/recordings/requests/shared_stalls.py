@@ -106,15 +106,15 @@ def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[I
     """
     lost = np.zeros(len(begin), np.int64)
     order = np.argsort(end, kind="stable")
-    ends = end[order]
+    ends = np.concatenate([[begin.min()], end[order]])  # a log may begin with a stall
     silent = np.flatnonzero(np.diff(ends) > _SILENT * typical_ns)
-    served = np.searchsorted(np.sort(begin), ends[silent + 1]) - (silent + 1)
+    served = np.searchsorted(np.sort(begin), ends[silent + 1]) - silent
     several = served >= _LEAST  # in service during the stall
     events, costs = [], []
     for place, many in zip(silent[several].tolist(), served[several].tolist(), strict=True):
         low, high = int(ends[place]), int(ends[place + 1])
         # Requests in service during the stall end after it: theirs are the next ends.
-        after = order[place + 1 : place + 1 + 4 * (many + 1)]
+        after = order[place : place + 4 * (many + 1)]
         inside = after[(begin[after] < high) & (end[after] >= high)]
         overlap = np.minimum(high - np.maximum(begin[inside], low), beyond[inside])
         shown = overlap > _SHOWN * (high - np.maximum(begin[inside], low))
