@@ -4,8 +4,10 @@ nginx: ``log_format`` of ngx_http_log_module, ``combined`` followed by ``$reques
 ``$upstream_response_time`` (``urt=``, ``ut=``); the format of ingress-nginx; ``$time_iso8601`` for ``$time_local``.
 Times are seconds, and a line has the time at which the request ended. A request with retries has a time for each
 upstream (``0.1, 0.2``). Apache: ``combined`` followed by ``%D`` (microseconds) or ``%T/%D``; a line has the time of
-arrival. Tomcat and Jetty: the same with milliseconds, recognized by their size, and the time of the end. morgan and
-other writers of units: ``20.3 ms``; the time of the end.
+arrival, as in Jetty's; gunicorn's ``%(D)s`` looks the same, but has the time of the end. Tomcat: the same with
+milliseconds, recognized by their size, and the time of the end; in Jetty's logLatency it is the arrival. The order of
+lines shows it if requests took longer than a unit of the time. morgan and other writers of units: ``20.3 ms``; the
+time of the end.
 Envoy: its default format and Istio's, with ``DURATION`` and ``X-ENVOY-UPSTREAM-SERVICE-TIME`` in milliseconds and the
 time of arrival.
 """
@@ -36,6 +38,7 @@ from latfix.profilers.recordings.requests.text_source import (
 )
 
 NAME = "an access log of nginx, Apache or Envoy"
+_OF_MILLISECONDS = "Tomcat or Jetty"
 _STATUSES = np.array([http_status(code) for code in range(600)], np.int8)
 _CLF = re.compile(r"\d{1,2}/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d$")
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
@@ -58,6 +61,9 @@ _UNITS: Mapping[str, int] = {"ms": 1_000_000, "us": 1_000, "µs": 1_000, "s": 1_
 _SECONDS_AND_MICROSECONDS = re.compile(r"\**[0-9]+/[0-9]+\**$")
 #: Whole numbers with a smaller median are no microseconds of Apache; up to a millisecond they may be.
 _LEAST_US, _SURELY_US = 100, 1_000
+#: Lines are written when requests end. Least number of lines that go back in time, and share of them that may in the
+#: right reading, because processes write side by side.
+_BACK, _SIDE_BY_SIDE = 5, 0.1
 #: Separates the times of several upstreams.
 _ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[0-9-])")
 #: Most bytes of an answer's headers.
@@ -219,7 +225,7 @@ def _with_unit_of_whole_numbers(layout: Layout, lines: list[str], path: Path) ->
         return layout
     if typical < _LEAST_US:
         doubt = "whole numbers this small are no microseconds"
-        return replace(layout, writer="Tomcat or Jetty", unit_ns=_MS, stamps_end=True, doubt=doubt)
+        return replace(layout, writer=_OF_MILLISECONDS, unit_ns=_MS, stamps_end=True, doubt=doubt)
     doubt = "if they are milliseconds, as %D of Tomcat and %{ms}T, use --pattern '...(?P<latency_ms>[0-9]+)$'"
     return replace(layout, doubt=doubt)
 
@@ -334,7 +340,8 @@ class _Log:
         layout = self._layout
         arrival, latency = self._joined("stamp"), self._joined("latency")
         resolution = resolution_ns(arrival)
-        if layout.stamps_end:
+        stamps_end, stamp_doubt = _order_of_ends(layout, arrival, latency, resolution)
+        if stamps_end:
             arrival -= latency
         parts = {}
         if (upstream := self._joined("upstream")) is not None:
@@ -347,12 +354,10 @@ class _Log:
         received, sent = self._joined("size"), self._joined("bytes")
         features = {"response_bytes": sent} if sent is not None else {}
         features = {"request_bytes": received} if received is not None else features
-        stamp = (
-            f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
-        )
+        stamp = f"when it {'ended' if stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
         unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
         unit += f" ({layout.doubt})" if layout.doubt else ""
-        note = f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}."
+        note = f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}{stamp_doubt}."
         return RequestTable(
             arrival_ns=arrival,
             latency_ns=latency,
@@ -365,6 +370,25 @@ class _Log:
             facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": self._bad.count},
             notes=(*self._bad.notes(), note),
         ).sorted()
+
+
+def _order_of_ends(layout: Layout, stamp: Ints, latency: Ints, resolution: int) -> tuple[bool, str]:
+    """True if the stamps are those of ends, by the order of lines if the layout leaves it open; why it may be wrong.
+
+    If stamps of arrivals are in order, the lines were sorted, or these are ends.
+
+    :param stamp: in order of lines; ``resolution`` nanoseconds of its unit.
+    """
+    if layout.writer not in ("Apache", _OF_MILLISECONDS):
+        return layout.stamps_end, ""
+    as_ends = np.count_nonzero(np.diff(stamp) < 0)
+    as_arrivals = np.count_nonzero(np.diff(stamp + latency) < -resolution)
+    if layout.stamps_end:
+        return as_ends < _BACK or as_arrivals > _SIDE_BY_SIDE * as_ends, ""
+    if as_arrivals >= _BACK and as_ends <= _SIDE_BY_SIDE * as_arrivals:
+        todo = "; lines are in order of it: if it is when it ended, as in gunicorn's logs, read that with --pattern"
+        return False, f"{todo} '\\[(?P<end>[^\\]]+)\\].* (?P<latency_us>[0-9]+)$'"
+    return False, ""
 
 
 def _tables(file: Any, layout: Layout, invalid: Any) -> Iterator[Any]:

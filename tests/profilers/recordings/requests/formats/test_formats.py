@@ -525,6 +525,37 @@ def test_the_unit_of_a_latency_behind_a_line(tmp_path: Path, behind: str, first_
     assert words in table.notes[-1]
 
 
+@pytest.mark.parametrize(
+    ("unit_us", "stamp_ends", "when"),
+    [
+        (1, False, "when it arrived, to the second."),  # Apache, Jetty
+        (1, True, "if it is when it ended, as in gunicorn's logs"),
+        (1_000, False, "when it arrived, to the second."),  # Jetty's logLatency
+        (1_000, True, "when it ended, to the second."),  # Tomcat
+    ],
+)
+def test_the_order_of_lines_shows_whether_their_times_are_those_of_ends(
+    tmp_path: Path, unit_us: int, stamp_ends: bool, when: str
+) -> None:
+    """Lines are written as requests end; some take several seconds."""
+    rng, n = np.random.default_rng(3), 900
+    took = rng.integers(20_000, 60_000, n) + np.where(rng.random(n) < 0.1, 3_000_000, 0)  # microseconds
+    came = np.sort(rng.uniform(0, 9e7, n)).astype(np.int64)
+    text = ""
+    for k in np.argsort(came + took).tolist():
+        at = int(came[k] + took[k] * stamp_ends) // 1_000_000
+        stamp = f"[22/Nov/2026:10:{at // 60:02}:{at % 60:02} +0000]"
+        text += f'127.0.0.1 - - {stamp} "POST /v1 HTTP/1.1" 200 12 "-" "agent" {took[k] // unit_us}\n'
+    table = table_of(tmp_path, text)
+    assert when in table.notes[-1]
+    if unit_us == 1 and stamp_ends:  # the note's way leads there
+        pattern = re.search("--pattern '(.*)'", table.notes[-1])
+        assert pattern
+        table = table_of(tmp_path, text, pattern=pattern[1])
+    logged = table.arrival_ns + table.latency_ns * stamp_ends
+    assert ((logged - logged[0]) % S == 0).all()
+
+
 def test_whole_seconds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mostly 0; expected microseconds; log a finer unit"):
         table_of(tmp_path, "".join(NGINX.format(k, 200, k // 4) for k in range(5)))
