@@ -58,6 +58,23 @@ class Intervals:
 NO_INTERVALS = Intervals(start=np.empty(0, np.int64), end=np.empty(0, np.int64))
 
 
+class Overlaps:
+    """Finds the spans that may overlap an interval, without looking at all of them.
+
+    :param start: ``(n,)``, as ``end``, in any order.
+    """
+
+    def __init__(self, start: Ints, end: Ints) -> None:
+        self._order = np.argsort(start, kind="stable")
+        self._start = start[self._order]
+        self._longest = int((end - start).max(initial=0))
+
+    def near(self, begin: int, end: int) -> Ints:
+        """Rows, ascending: all spans that touch ``[begin, end]``, and others not much before it."""
+        low, high = np.searchsorted(self._start, [begin - self._longest, end + 1])
+        return np.sort(self._order[low:high])
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Quantities that grow evenly within each of a thread's consecutive units.

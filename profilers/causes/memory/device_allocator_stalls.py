@@ -22,6 +22,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Claim, Left, Parts
 from latfix.profilers.causes.memory.page_faults import price_doubt
+from latfix.profilers.evidence.intervals import Overlaps
 from latfix.profilers.evidence.nvml_samples import series_of
 from latfix.profilers.evidence.units import Evidence
 
@@ -238,9 +239,11 @@ def _stalls(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]
     calls = stretches.calls(kind)
     price = None if prices is None else prices.of(stretches)
     numbers = evidence.setup.device_numbers(evidence.batches["worker"])
+    spans = Overlaps(first, last)
     for k in np.flatnonzero(calls):
-        here = (numbers == stretches.number[k]) & (excess > stalled)
-        inside = np.flatnonzero(here & (last > stretches.begin[k]) & (first <= stretches.end[k]))
+        near = spans.near(int(stretches.begin[k]), int(stretches.end[k]))
+        here = (numbers[near] == stretches.number[k]) & (excess[near] > stalled[near])
+        inside = near[here & (last[near] > stretches.begin[k]) & (first[near] <= stretches.end[k])]
         longest = inside[np.argsort(-excess[inside], kind="stable")[: int(calls[k])]]
         if price is None or prices is None:
             stalled[longest] = excess[longest]

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.profilers.evidence.intervals import Overlaps
 from latfix.profilers.recordings.requests.request_table import EngineSteps, Gaps
 
 #: A stall: minimum length in usual gaps, tolerance of the common end as a share of its length, and minimum streams:
@@ -55,13 +56,16 @@ def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, 
     events, due = [], []
     firsts = np.sort(first_token_ns[first_token_ns >= 0]) if first_token_ns is not None else np.zeros(0, np.int64)
     begun = first_token_ns if first_token_ns is not None else np.zeros(n, np.int64)
+    begun, ended_ns = begun[begun >= 0], ended_ns[begun >= 0]
+    open_streams = Overlaps(begun, ended_ns)
     for members in _together(over[long], gaps.length_ns[long]):
         rows = long[members]
         length = int(np.median(gaps.length_ns[rows]))
         end = int(np.median(over[rows]))
         near = max(int(_TOGETHER * length), _CLOSE_NS)
         streams = np.unique(gaps.row[rows])
-        still_open = np.count_nonzero((begun >= 0) & (begun < end - length // 2) & (ended_ns >= end - near))
+        there = open_streams.near(end - near, max(end - near, end - length // 2))
+        still_open = np.count_nonzero((begun[there] < end - length // 2) & (ended_ns[there] >= end - near))
         if len(streams) < max(_LEAST, _OF_OPEN * still_open):
             continue
         by_prefill = _prompt_then(firsts, steps, end - length, end, near)
