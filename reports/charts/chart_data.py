@@ -192,7 +192,7 @@ def arrival_rate(record: RunRecord) -> tuple[Floats, Floats]:
     arrival = record.requests["arrival_ns"][record.measured] / 1e9
     if not len(arrival):
         return np.zeros(1), np.zeros(0)
-    low, high = min(0.0, float(arrival.min())), float(arrival.max())
+    low, high = float(arrival.min()), float(arrival.max())
     number = int(np.clip(len(arrival) // 20, 1, 120))
     edges = np.linspace(low, high if high > low else low + 1e-3, number + 1)
     counts, _ = np.histogram(arrival, bins=edges)
@@ -215,8 +215,9 @@ def in_flight(record: RunRecord) -> tuple[Floats, Floats]:
 
 
 def queue_depth(record: RunRecord) -> tuple[Floats, Floats]:
-    """Sampled requests in the queue over time: the maximum in each of at most 240 spans."""
-    rows = np.flatnonzero((record.samples["series"] == "runner.queue_depth") & (record.samples["t_ns"] >= 0))
+    """Sampled requests in the queue since the first one came: the maximum in each of at most 240 spans."""
+    since = int(record.requests["arrival_ns"][record.measured].min(initial=np.iinfo(np.int64).max))
+    rows = np.flatnonzero((record.samples["series"] == "runner.queue_depth") & (record.samples["t_ns"] >= since))
     at, depth = (np.asarray(record.samples[name][rows], dtype=np.float64) for name in ("t_ns", "value"))
     if not len(at):
         return at, depth

@@ -118,6 +118,17 @@ def test_the_queue_is_drawn_with_its_peaks_and_batches_with_their_means(ordinary
     )
 
 
+def test_charts_of_traffic_begin_with_the_first_request(ordinary: Session) -> None:
+    """A run whose first request comes after a minute has no empty minute."""
+    record, late = ordinary[0], 60 * 10**9
+    rows = {**record.requests, "arrival_ns": record.requests["arrival_ns"] + late}
+    at = np.arange(100) * 10**9
+    known = replace(record, requests=rows, samples=sampled_at(at, {"runner.queue_depth": np.ones(100)}))
+    first = float(rows["arrival_ns"][known.measured].min()) / 1e9
+    begins = [series.arrival_rate(known)[0][0], series.in_flight(known)[0][0], series.queue_depth(known)[0][0]]
+    assert begins == pytest.approx([first, first, first], abs=1.0)
+
+
 def test_samples_are_means_of_spans_and_counters_their_slope(ordinary: Session) -> None:
     # GIVEN memory that doubles half way, a core and a half, one device's clock, and what is not drawn
     record = ordinary[0]
