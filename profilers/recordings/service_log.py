@@ -31,6 +31,8 @@ _USUAL, _PASSED = 2, 0.75
 _EXPECTED = "a row of latfix.record"
 #: The most requests that a row stands for: far more than a busy service answers between two writes of rows.
 _MOST_WEIGHT = 1 << 20
+#: The most requests in memory: each needs some hundred bytes, but only its row's on disk.
+_MOST_REQUESTS = 5_000_000
 _TIMES = ("start_ns", "latency_ns", "weight", "in_flight")
 #: Counters that are parts of a latency, in order of priority, with the cause of each.
 _CAUSES = {"throttled_ns": "host.throttle", "runq_ns": "host.contention", "gc_ns": "python.gc"}
@@ -161,8 +163,8 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
     times = {name: np.array(column, np.int64) for name, column in columns.times.items()}
     rows = np.flatnonzero(times["start_ns"] >= since)
     weight = times["weight"][rows]
-    every = np.repeat(rows, weight)  # one row per request: a sampled row stands for several
-    kept, total = len(rows), len(every)
+    every = rows[_by_request(weight)]
+    kept, total = len(rows), int(weight.sum())
     routes = routes_of(columns.route)
     names = sorted({name for features in columns.features for name in features})
     sampled = bool((weight > 1).any())
@@ -171,6 +173,10 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
         notes.append(
             f"{count(kept)} rows are kept of {count(total)} requests: the slow ones, and a sample of the others in "
             "which each row is weighted by the requests it stands for."
+        )
+    if len(every) < total:
+        notes.append(
+            f"{count(len(every))} of {count(total)} requests, evenly spread, are used: all need much memory."
         )
     if not (times["cpu_ns"] >= 0).any():
         notes.append("Requests ended on other threads than they began on, so their thread counters are unknown.")
@@ -197,6 +203,16 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
         },
         notes=tuple(notes),
     ).sorted()
+
+
+def _by_request(weight: Ints) -> Ints:
+    """The row of each request, as a sampled row stands for several; of one in k if they are too many."""
+    total = int(weight.sum())
+    step = max(-(-total // _MOST_REQUESTS), 1)
+    first = np.arange(0, total, step)
+    # One at random of each k: rows may alternate with the same period.
+    chosen = np.minimum(first + np.random.default_rng(0).integers(0, step, len(first)), total - 1)
+    return np.searchsorted(np.cumsum(weight), chosen, side="right")
 
 
 def _served_by(times: Mapping[str, Ints]) -> dict[str, str]:
@@ -240,7 +256,7 @@ def _by_itself(times: Mapping[str, Ints]) -> Bools:
     Any other idle request may have waited for a lock or a pool that a served request held.
     """
     start, latency = times["start_ns"], times["latency_ns"]
-    most = int(_USUAL * np.median(np.repeat(latency, times["weight"])))
+    most = int(_USUAL * np.median(latency[_by_request(times["weight"])]))
     order = np.argsort(start, kind="stable")
     arrived = np.append(0, np.cumsum(times["weight"][order]))
     quick = np.append(0, np.cumsum((times["weight"] * (latency <= most))[order]))

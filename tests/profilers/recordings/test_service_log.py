@@ -147,6 +147,24 @@ def test_percentiles_and_counts_of_a_sample_match_all_requests(tmp_path: Path) -
         )
 
 
+def test_rows_that_stand_for_too_many_requests_do_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand rows, half of them for 9 requests that take 1 ms, the others for one that takes 50."""
+    monkeypatch.setattr(service_log, "_MOST_REQUESTS", 1_000)
+    _write(
+        tmp_path,
+        [
+            {"start_ns": 10 * _MS * k, "latency_ns": (1 + 49 * (k % 2)) * _MS, "weight": 9 - 8 * (k % 2)}
+            for k in range(1_000)
+        ],
+    )
+    table = service_log.read([file.path for file in recorded_at(tmp_path).files])
+    assert len(table) == 1_000 and "1,000 of 5,000 requests" in " ".join(table.notes)
+    assert np.mean(table.latency_ns == 50 * _MS) == pytest.approx(0.1, abs=0.02)
+    assert int(table.arrival_ns[-1]) == pytest.approx(9_980 * _MS, rel=0.01)
+
+
 def test_only_the_last_seconds_are_read_on_request(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
     result = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
