@@ -212,7 +212,7 @@ def _by_request(weight: Ints) -> Ints:
     first = np.arange(0, total, step)
     # One at random of each k: rows may alternate with the same period.
     chosen = np.minimum(first + np.random.default_rng(0).integers(0, step, len(first)), total - 1)
-    return np.searchsorted(np.cumsum(weight), chosen, side="right")
+    return np.asarray(np.searchsorted(np.cumsum(weight), chosen, side="right"), dtype=np.int64)
 
 
 def _served_by(times: Mapping[str, Ints]) -> dict[str, str]:

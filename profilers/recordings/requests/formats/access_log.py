@@ -384,7 +384,7 @@ def _order_of_ends(layout: Layout, stamp: Ints, latency: Ints, resolution: int) 
     as_ends = np.count_nonzero(np.diff(stamp) < 0)
     as_arrivals = np.count_nonzero(np.diff(stamp + latency) < -resolution)
     if layout.stamps_end:
-        return as_ends < _BACK or as_arrivals > _SIDE_BY_SIDE * as_ends, ""
+        return bool(as_ends < _BACK or as_arrivals > _SIDE_BY_SIDE * as_ends), ""
     if as_arrivals >= _BACK and as_ends <= _SIDE_BY_SIDE * as_arrivals:
         todo = "; lines are in order of it: if it is when it ended, as in gunicorn's logs, read that with --pattern"
         return False, f"{todo} '\\[(?P<end>[^\\]]+)\\].* (?P<latency_us>[0-9]+)$'"
