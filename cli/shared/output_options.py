@@ -1,4 +1,4 @@
-"""Outputs of a command: JSON, JUnit XML, Markdown, annotations.
+"""Outputs of a command: files that may be written, JSON, JUnit XML, Markdown, annotations.
 
 A bad path fails before anything is replayed. A run that fails or is interrupted still writes JUnit XML and Markdown,
 with the reason.
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, Target
+from latfix.cli.shared.options import JsonOption
 from latfix.errors import InputError, LatfixError
+from latfix.files.atomic_write import is_device, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -207,3 +211,113 @@ def check_distinct(named: Mapping[str, str | None]) -> None:
             what = "standard output" if where == "-" else where
             raise InputError(f"{option}: found {what}, which {seen[path]} also writes to; expected another file")
         seen[path] = option
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Destination of an output: a file, standard output, or nowhere. A bad path fails before anything runs.
+
+    :param option: the option that set it, for messages.
+    :param append: append to an existing file.
+    """
+
+    option: str
+    where: str | None
+    append: bool = False
+
+    @classmethod
+    def open(cls, option: str, where: str | None, *, append: bool = False) -> Target:
+        """Check that the target can be written.
+
+        :raises InputError: it cannot.
+        """
+        if where is not None and where != "-":
+            check_writable(option, where)
+        return cls(option, where, append)
+
+    @property
+    def to_stdout(self) -> bool:
+        """True if the output goes to standard output, which must then carry nothing else."""
+        return self.where == "-"
+
+    def write(self, text: str) -> None:
+        """Write the text; a file is replaced whole or not at all."""
+        if self.where is None:
+            return
+        if self.to_stdout:
+            sys.stdout.write(text)
+            return
+        try:
+            if self.append:
+                with Path(self.where).open("a", encoding="utf-8") as file:
+                    file.write(text)
+            else:
+                write_text(Path(self.where), text)
+        except OSError as error:
+            raise _refusal(self.option, self.where, error) from error
+
+    def write_json(self, document: Mapping[str, Any]) -> None:
+        """Write the document."""
+        if self.where is not None:
+            self.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+    def report(self, document: Mapping[str, Any], render: Callable[[], RenderableType]) -> None:
+        """Write the document, and show the result unless standard output carries the document."""
+        from rich.console import Console
+
+        self.write_json(document)
+        if not self.to_stdout:
+            Console().print(render())
+
+
+def check_writable(option: str, where: str) -> None:
+    """Check that a file can be written, without changing it.
+
+    :raises InputError: it cannot be written, or holds recorded data (a history, traffic, a run).
+    """
+    path = Path(where)
+    try:
+        if not is_device(path):
+            existed = path.exists()
+            with path.open("ab"):
+                pass
+            if not existed:
+                Path(os.path.realpath(path)).unlink()  # of a link, the file that it names
+            elif os.access(path, os.R_OK) and (found := _recorded_in(path)):
+                raise InputError(f"{option}: found {found} in {where}, which it would replace; name another file")
+    except OSError as error:
+        raise _refusal(option, where, error) from error
+
+
+#: Suffixes of input files, which must not be overwritten.
+_READ = (".toml", ".py", ".jsonl", ".csv", ".parquet", ".gz", ".pt", ".pth", ".pt2", ".onnx", ".engine")
+_LONGEST_LINE = 1 << 20
+#: First bytes of files with data that cannot be regenerated.
+_SIGNATURES = {b"SQLite format 3\0": "a database", b"PAR1": "recorded rows", b"\x1f\x8b": "compressed rows"}
+_OF_A_RUN = re.compile(rb'"schema"\s*:\s*"latfix\.(?:run|search)/')
+
+
+def _recorded_in(path: Path) -> str:
+    """The kind of recorded data in a file; empty for a report or an empty file."""
+    with path.open("rb") as file:
+        first = file.readline(_LONGEST_LINE)
+        begin = first + file.read(4096)
+    if not begin.strip():
+        return ""
+    for signature, words in _SIGNATURES.items():
+        if begin.startswith(signature):
+            return words
+    if path.suffix.lower() in _READ:
+        return f"a {path.suffix} file"
+    if _OF_A_RUN.search(begin):
+        return "a run's own record"
+    try:  # the first line of latfix's own documents is a single brace
+        alone = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        alone = False
+    several = len(begin) > len(first)
+    return "lines of JSON, as traffic is recorded" if alone and (several or b'"arrival_s"' in first) else ""
+
+
+def _refusal(option: str, where: str, error: OSError) -> InputError:
+    return InputError(f"{option}: cannot write {where} ({error.strerror}); name another file")

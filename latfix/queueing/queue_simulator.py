@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Waiting
 from latfix.queueing.length_buckets import alike
 from latfix.queueing.replay_lanes import lindley
+from latfix.queueing.serving_order import Backlog, FixedLimits, Limits, Waiting
 
 #: Returns when the last of these requests finishes, given when their batch closes.
 Finish = Callable[[Sequence[int], float], float]

@@ -21,9 +21,9 @@ from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
-from latfix.queueing.backlog import MOST_SHARES
 from latfix.queueing.length_buckets import padded_elements
 from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
+from latfix.queueing.serving_order import MOST_SHARES
 from latfix.queueing.stepping_queue import serve_in_steps
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status

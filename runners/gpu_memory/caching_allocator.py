@@ -16,50 +16,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from latfix.profilers.gpu.alloc_conf import conf_text, read_conf
+from latfix.profilers.gpu.alloc_conf import allocator_conf
 from latfix.profilers.gpu.allocator_counters import COUNTING, NATIVE, AllocatorCounters, from_nested
 from latfix.settings import RunnerSettings
 
 if TYPE_CHECKING:
     from latfix.runners.gpu_memory.batch_memory import PeakMemory
 
-#: The environment variable of the allocator's settings, and the one before torch 2.9. torch still reads the older one
-#: if the newer is not set, and prefers it for CUDA-only settings.
-ALLOC_CONF, OLDER_CONF = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-#: CUDA-only settings.
-_OF_CUDA = frozenset(
-    {
-        "backend",
-        "graph_capture_record_stream_reuse",
-        "per_process_memory_fraction",
-        "pinned_free_catch_all",
-        "pinned_num_register_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_use_cuda_host_register",
-        "release_lock_on_cudamalloc",
-        "throw_on_cudamalloc_oom",
-    }
-)
 _MIB = 1 << 20
 #: The largest request of the allocator's small pool, which has separate segments.
 _SMALL = _MIB
 #: One part in this many of a reservation is for small requests.
 _SMALL_SHARE = 16
 _MOST_SMALL_MIB = 64
-
-
-def allocator_conf(environment: Mapping[str, str]) -> str:
-    """The effective settings of torch's allocator in an environment, from both variables; empty for its defaults."""
-    now, older = environment.get(ALLOC_CONF), environment.get(OLDER_CONF)
-    if now is None or older is None or now == older:
-        return (older if now is None else now) or ""
-    shared = {name: value for name, value in read_conf(now).items() if name not in _OF_CUDA}
-    return conf_text(shared | {name: value for name, value in read_conf(older).items() if name in _OF_CUDA})
-
-
-def conf_environment(conf: str) -> dict[str, str]:
-    """The environment for settings of torch's allocator: both variables, as versions of torch read either."""
-    return {ALLOC_CONF: conf, OLDER_CONF: conf}
 
 
 def standing_conf(settings: RunnerSettings) -> str:

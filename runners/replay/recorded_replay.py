@@ -18,6 +18,7 @@ from latfix.errors import RunnerError
 from latfix.profilers.calibration.gpu_memory_calls import device_costs
 from latfix.profilers.calibration.microbenchmarks import unit_costs
 from latfix.profilers.code_lines.stack_samples import StackLog
+from latfix.profilers.gpu.alloc_conf import allocator_conf
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
@@ -43,7 +44,6 @@ from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.runners.calls.model_call import describe
 from latfix.runners.engine.engine import Engine
 from latfix.runners.gpu.copy_costs import copy_costs
-from latfix.runners.gpu_memory.caching_allocator import allocator_conf
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from latfix.runners.replay.open_loop import give_priority_back, take_priority

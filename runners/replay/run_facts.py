@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF
 from latfix.runners.gpu_memory.batch_memory import RESET_PEAK
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, DeviceFacts, allocators_of
+from latfix.runners.gpu_memory.caching_allocator import DeviceFacts, allocators_of
 from latfix.runners.host.cpu_topology import cores_text
 from latfix.runners.host.malloc_libraries import loaded_allocator
 from latfix.runners.host.privileges import available_bytes, status_bytes

@@ -138,7 +138,7 @@ class _Costs:
 
 
 class BatchController:
-    """Moves the limits of batches; implements :class:`latfix.queueing.backlog.Limits`.
+    """Moves the limits of batches; implements :class:`latfix.queueing.serving_order.Limits`.
 
     Call :meth:`observe` for each batch, from one thread at a time. It reads no clock.
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Ordering, Waiting
+from latfix.queueing.serving_order import Backlog, FixedLimits, Limits, Ordering, Waiting
 from latfix.request import Request
 
 #: Greater lengths count as this one: the record stores them in 64 bits.
@@ -88,7 +88,7 @@ class BatchQueue:
         share: float = 1.0,
         memory: int = 0,
     ) -> None:
-        """Enqueue a prepared request; see :meth:`latfix.queueing.backlog.Backlog.push`."""
+        """Enqueue a prepared request; see :meth:`latfix.queueing.serving_order.Backlog.push`."""
         with self._changed:
             self._backlog.push(
                 rank=rank,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from latfix.errors import InputError
 from latfix.profilers.probes.stage_recorder import StageRecorder
-from latfix.queueing.backlog import Ordering, Waiting
+from latfix.queueing.serving_order import Ordering, Waiting
 from latfix.runners.gpu_memory.batch_memory import PeakMemory
 from latfix.runners.scheduling.adaptive_batching import BatchController, Seen
 from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck

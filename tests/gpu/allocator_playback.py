@@ -16,7 +16,7 @@ from typing import Any
 
 from latfix.errors import RunnerError
 from latfix.profilers.allocator_lab.trace import AllocationTrace, read_trace
-from latfix.runners.gpu_memory.caching_allocator import conf_environment
+from latfix.profilers.gpu.alloc_conf import conf_environment
 
 _TIMEOUT_S = 300.0
 #: Longer allocations are listed separately.

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from latfix.profilers.calibration.gpu_memory_calls import CudaCalls, device_costs
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_counters
 from latfix.profilers.gpu.free_block_probe import free_blocks_reader
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.fixes.memory.allocation_replay import choice_of
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
+from latfix.runners.gpu_memory.caching_allocator import CudaAllocator, reserve_on_stream
 from tests.gpu.marks import ON_CUDA
 
 pytestmark = ON_CUDA

@@ -96,7 +96,7 @@ def _write(subject: Subject, chosen: Format, where: Path) -> None:
     """
     import gzip
 
-    from latfix.cli.shared.options import check_writable
+    from latfix.cli.shared.output_options import check_writable
     from latfix.files.atomic_write import replacement
 
     check_writable("--out", str(where))

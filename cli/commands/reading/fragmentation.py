@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, Target, check_seed, refuse_given
+from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, check_seed, refuse_given
+from latfix.cli.shared.output_options import Target
 from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:

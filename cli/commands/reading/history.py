@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, SeedOption, Target, check_seed
+from latfix.cli.shared.options import JsonOption, SeedOption, check_seed
+from latfix.cli.shared.output_options import Target
 from latfix.errors import InputError
 from latfix.formatting import did_you_mean
 
@@ -39,8 +40,7 @@ def history(
     import os
 
     from latfix.cli.shared.history_option import history_file
-    from latfix.cli.shared.options import check_writable
-    from latfix.cli.shared.output_options import check_distinct
+    from latfix.cli.shared.output_options import check_distinct, check_writable
     from latfix.gates.syntax import parse_metric
     from latfix.history.store import VARIABLE, History
     from latfix.history.trends import trends

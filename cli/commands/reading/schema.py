@@ -23,7 +23,7 @@ def schema(
 
     Documents are run, diagnosis, comparison, optimization and others.
     """
-    from latfix.cli.shared.options import check_writable
+    from latfix.cli.shared.output_options import check_writable
     from latfix.files.atomic_write import write_json
     from latfix.files.json_documents import json_schema
     from latfix.results import DOCUMENTS, document_type

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared import options
+from latfix.cli.shared import options, output_options
 from latfix.errors import InputError
 from latfix.formatting import counted, milliseconds, visible
 
@@ -52,10 +52,10 @@ def inspect_command(
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.summary import describe
 
-    figures = options.Target.open("--json", json_out)
+    figures = output_options.Target.open("--json", json_out)
     if picture is not None:
         check_picture(picture)
-        options.check_writable("--picture", str(picture))
+        output_options.check_writable("--picture", str(picture))
     mapping = parse_map_option(map_ or [])
     with ReadingLine() as reading:
         traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=reading.show)

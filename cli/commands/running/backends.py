@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latfix.cli.shared import options
+from latfix.cli.shared import options, output_options
 from latfix.errors import EXIT_OK, InputError
 
 _DOCUMENT = "backends.json"
@@ -45,7 +45,7 @@ def backends(
     spec = replayed.load_spec(workload)
     settings = spec.settings.with_overrides(options.check_device(replayed.device))
     schedule = options.load_traffic(spec, replayed)
-    target = options.Target.open("--json", json_file)
+    target = output_options.Target.open("--json", json_file)
     folder = None if out is None else open_folder(out)
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, KeepOption, Target
+from latfix.cli.shared.options import JsonOption, KeepOption
+from latfix.cli.shared.output_options import Target
 from latfix.errors import EXIT_OK, InputError
 
 _DOCUMENT = "doctor.json"

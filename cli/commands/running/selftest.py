@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, KeepOption, Target, check_seed
+from latfix.cli.shared.options import JsonOption, KeepOption, check_seed
+from latfix.cli.shared.output_options import Target
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
 if TYPE_CHECKING:

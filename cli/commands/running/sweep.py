@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared import options
+from latfix.cli.shared import options, output_options
 from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.cli.shared.setting_options import setting_rule, setting_value
 from latfix.errors import (
@@ -107,7 +107,7 @@ def sweep(
     schedule = options.load_traffic(spec, replayed)
     rate = recorded_rate(schedule)
     grid = _grid(wanted, rate, in_rates=rates is not None, at_least=at_least)
-    json_target = options.Target.open("--json", json_file)
+    json_target = output_options.Target.open("--json", json_file)
     count = requests or plan_requests(rate, grid or _USUAL_LOADS, len(settings), budget_s, target)
     shortest_s, longest_s = (0.0, math.inf) if requests else point_seconds(budget_s, len(settings))
     part = part_of(schedule, count, shortest_s=shortest_s, longest_s=longest_s)
@@ -132,7 +132,7 @@ def sweep(
     return _conclude(folder, replace(found, origin=origin), outcome, json_target)
 
 
-def _conclude(folder: Path, found: Swept, outcome: Outcome, target: options.Target) -> int:
+def _conclude(folder: Path, found: Swept, outcome: Outcome, target: output_options.Target) -> int:
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.reports.terminal.sweep import render_sweep
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared import options
+from latfix.cli.shared import options, output_options
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def try_ideas(
     for idea in ideas:
         check_runs(idea.spec)
     schedule = options.load_traffic(spec, replayed)
-    target = options.Target.open("--json", json_file)
+    target = output_options.Target.open("--json", json_file)
     folder = open_folder(out or default_folder(spec.name, "try"))
     origin = origin_now(spec.folder)
     found = SideBySide(ideas, schedule, folder, how, watch=shown.replay, say=shown.say).run()
@@ -133,7 +133,7 @@ def parse_ideas(
     return found
 
 
-def _conclude(folder: Path, found: Trial, target: options.Target) -> int:
+def _conclude(folder: Path, found: Trial, target: output_options.Target) -> int:
     from latfix.cli.shared.diagnose_flow import write_trial_page, writing_into
     from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.trial import render_trial

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from latfix.errors import LatfixError
 from latfix.profilers.allocator_lab.compare_policies import Choice
-from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF, conf_environment, merged_conf, read_conf
 from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, SetUp, Verified
 from latfix.runners.fixes.memory.allocation_replay import recorded_choice
 from latfix.runners.fixes.shared.device_memory_facts import TREATS, calls, not_in_effect, trouble
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, conf_environment, standing_conf
+from latfix.runners.gpu_memory.caching_allocator import standing_conf
 from latfix.runners.replay.arm import Arm
 
 

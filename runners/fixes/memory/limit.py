@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF, conf_environment, merged_conf, read_conf
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, refusals
 from latfix.runners.fixes.shared.device_memory_facts import (
@@ -19,7 +19,7 @@ from latfix.runners.fixes.shared.device_memory_facts import (
     room_bytes,
     trouble,
 )
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, conf_environment, standing_conf
+from latfix.runners.gpu_memory.caching_allocator import standing_conf
 from latfix.runners.host.privileges import mib
 
 #: The limit, as a share of what the process could have: neighbors may grow by the remainder.

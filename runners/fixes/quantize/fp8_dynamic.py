@@ -11,7 +11,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     products_in,
     with_compiler,
 )
-from latfix.runners.fixes.shared.model_facts import COMPUTE, fast_layers
+from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 FIX = Fix(
     id="quantize.fp8_dynamic",
@@ -23,7 +23,7 @@ FIX = Fix(
     changes_outputs=True,
     accepted=0.6,
     making_gpu_s=COMPILING_S,
-    needs=(available("fp8_dynamic"), own_layers, with_compiler, fast_layers("fp8_dynamic")),
+    needs=(available("fp8_dynamic"), own_layers, with_compiler("fp8_dynamic")),
     sets=lambda context: {"precision": "fp8_dynamic", **compiled_too(context)},
     verify=lambda applied: products_in(applied, "fp8"),
 )

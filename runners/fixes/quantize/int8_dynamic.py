@@ -10,13 +10,14 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
     compiled_too,
+    fast_layers,
     float32_layers,
     own_layers,
     products_in,
     with_compiler,
 )
 from latfix.runners.fixes.shared.conditions import need
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, fast_layers
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count
 
 #: Part of the type name of these modules on the CPU.
 QUANTIZED = "nn.quantized.dynamic"

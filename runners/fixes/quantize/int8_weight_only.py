@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.quantize import bf16
-from latfix.runners.fixes.quantize.reduced_precision import own_layers, unquantized, weights_in_torch
+from latfix.runners.fixes.quantize.reduced_precision import fast_layers, own_layers, unquantized, weights_in_torch
 from latfix.runners.fixes.shared.conditions import at_default, need, on_its_device
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, fast_layers, torch_runs_it
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, torch_runs_it
 
 _KERNEL = "_weight_int8pack_mm"
 

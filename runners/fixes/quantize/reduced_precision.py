@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from latfix.profilers.gpu.kernel_number_formats import Format, is_device_kernel, matrix_formats, number_format
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
@@ -29,6 +30,8 @@ _FORMAT_NAMES: Mapping[Format, str] = {
 }
 #: Torch's operators that multiply in eight bits: the evidence if no kernel names were recorded.
 _OPERATORS: Mapping[Format, str] = {"int8": "_int_mm", "fp8": "_scaled_mm"}
+#: A precision whose layers alone are this much slower is not worth a trial.
+_SLOWER = 1.1
 
 
 def capability(context: Context) -> Capability | None:
@@ -47,6 +50,29 @@ def available(precision: Precision) -> Condition:
         return reason or unsupported(precision, context.device, capability(context)) or unchosen(context)
 
     return condition
+
+
+def fast_layers(precision: str, *rivals: str) -> Condition:
+    """A precision must be faster by the layers' own times, if they were measured.
+
+    :param rivals: other precisions, with less risk, that it must also beat.
+    """
+    return lambda context: _slow_layers(facts(context), precision, rivals)
+
+
+def _slow_layers(seen: Mapping[str, Any], precision: str, rivals: tuple[str, ...]) -> str:
+    times = seen.get("linear_ms", {})
+    if seen.get("modules") and not count(seen["modules"], "nn.modules.linear.Linear"):
+        return "no nn.Linear ran in a forward pass"
+    if not {"default", precision, *rivals} <= set(times):
+        return ""
+    least = min(("default", *rivals), key=lambda name: times[name])
+    if times[precision] < _SLOWER * times[least]:
+        return ""
+    rival = "without it" if least == "default" else f"in {least}"
+    return (
+        f"the linear layers of a median request take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {rival}"
+    )
 
 
 #: Weights that are not torch's parameters keep their precision.

@@ -18,8 +18,7 @@ COMPUTE = ("input.size", "batching.size", "batching.padding", "traffic.burst", "
 SHAPES = 8
 #: Minimum share of batches that a replacement of the model's operators must have run.
 _MOST_BATCHES = 0.95
-#: A precision whose layers alone are this much slower is not worth a trial.
-_SLOWER = 1.1
+
 
 _OTHER_BACKEND = at_default("backend", "{} runs the model instead of torch's operators")
 
@@ -74,29 +73,6 @@ def facts(context: Context) -> Mapping[str, Any]:
 def count(seen: Mapping[str, int], part: str) -> int:
     """How often something ran whose name contains ``part``."""
     return sum(number for name, number in seen.items() if part in name)
-
-
-def fast_layers(precision: str, *rivals: str) -> Condition:
-    """A precision must be faster by the layers' own times, if they were measured.
-
-    :param rivals: other precisions, with less risk, that it must also beat.
-    """
-    return lambda context: _slow_layers(facts(context), precision, rivals)
-
-
-def _slow_layers(seen: Mapping[str, Any], precision: str, rivals: tuple[str, ...]) -> str:
-    times = seen.get("linear_ms", {})
-    if seen.get("modules") and not count(seen["modules"], "nn.modules.linear.Linear"):
-        return "no nn.Linear ran in a forward pass"
-    if not {"default", precision, *rivals} <= set(times):
-        return ""
-    least = min(("default", *rivals), key=lambda name: times[name])
-    if times[precision] < _SLOWER * times[least]:
-        return ""
-    rival = "without it" if least == "default" else f"in {least}"
-    return (
-        f"the linear layers of a median request take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {rival}"
-    )
 
 
 def ran_batches(applied: Applied, what: str) -> tuple[bool, str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Bools, Ints
-from latfix.queueing.backlog import MOST_SHARES, Backlog, FixedLimits, Ordering
 from latfix.queueing.queue_simulator import Offered, SimulatedQueue
+from latfix.queueing.serving_order import MOST_SHARES, Backlog, FixedLimits, Ordering
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 from latfix.settings import RunnerSettings, Schedule

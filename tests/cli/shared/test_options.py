@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.shared.options import (
-    Target,
-    TrafficOptions,
-    check_device,
-    check_seed,
-    check_writable,
-    load_traffic,
-    parse_budget,
-)
+from latfix.cli.shared.options import TrafficOptions, check_device, check_seed, load_traffic, parse_budget
+from latfix.cli.shared.output_options import Target, check_writable
 from latfix.config.plan import Plan, plan_text
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError

@@ -15,7 +15,7 @@ import pytest
 from latfix.profilers.allocator_lab.compare_policies import Choice, choose
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace
-from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF, allocator_conf, merged_conf, read_conf
 from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.run_record.run_record import RunRecord
@@ -25,11 +25,8 @@ from latfix.runners.fixes.shared.device_memory_facts import calls, facts, room_b
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.batch_memory import PeakMemory
 from latfix.runners.gpu_memory.caching_allocator import (
-    ALLOC_CONF,
-    OLDER_CONF,
     DeviceFacts,
     Reserved,
-    allocator_conf,
     allocator_of,
     allocators_of,
     limit_memory,

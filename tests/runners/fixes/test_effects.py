@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF
 from latfix.runners.host.process_setup import KEEP_FREED, tunables_text
 from latfix.settings import RunnerSettings
 from latfix.stages import Status

@@ -14,9 +14,9 @@ import pytest
 from latfix.profilers.allocator_lab.compare_policies import policy_of
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace
+from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.memory import device_allocator as memory_device_allocator
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF
 
 _MIB = 1 << 20
 _ROOM = 1280 * _MIB

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from latfix.queueing.backlog import FixedLimits
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.serving_order import FixedLimits
 from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
 from latfix.runners.scheduling.control import Steering
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Ordering
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.serving_order import Backlog, FixedLimits, Limits, Ordering
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.scheduling.adaptive_batching import BatchController, Seen
 from latfix.settings import RunnerSettings

@@ -14,8 +14,8 @@ import pytest
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.config.settings_tables import validate_settings
 from latfix.files.toml_reader import TomlFile
-from latfix.queueing.backlog import Backlog, FixedLimits, Ordering
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedQueue
+from latfix.queueing.serving_order import Backlog, FixedLimits, Ordering
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import admit_limit, admit_shed

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.queueing.backlog import FixedLimits, Limits
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.serving_order import FixedLimits, Limits
 from latfix.runners.scheduling.adaptive_batching import EVERY, BatchController, Seen
 
 MS = 1_000_000

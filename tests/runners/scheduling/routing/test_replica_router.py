@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduling.simulated_routing import Routed, SimulatedRouting
-from latfix.queueing.backlog import Backlog, Waiting
 from latfix.queueing.queue_simulator import Offered
+from latfix.queueing.serving_order import Backlog, Waiting
 from latfix.runners.scheduling.replica_router import PROBE_EVERY, Router, Shift, left_to_faster
 from latfix.runners.scheduling.replica_speed import ALIKE, Pace, ReplicaSpeed, weights_of
 

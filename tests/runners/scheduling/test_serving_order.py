@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latfix.queueing.backlog import MOST_SHARES, Backlog, Ordering, Waiting
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedQueue
+from latfix.queueing.serving_order import MOST_SHARES, Backlog, Ordering, Waiting
 from latfix.settings import Schedule
 
 MS = 1_000_000
