@@ -1,4 +1,4 @@
-"""Options that several commands share: the workload, its traffic, settings and outputs."""
+"""Options that several commands share: the workload, its traffic and its settings."""
 
 from __future__ import annotations
 
