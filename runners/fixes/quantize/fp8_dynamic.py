@@ -7,6 +7,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
     compiled_too,
+    fast_layers,
     own_layers,
     products_in,
     with_compiler,
@@ -23,7 +24,7 @@ FIX = Fix(
     changes_outputs=True,
     accepted=0.6,
     making_gpu_s=COMPILING_S,
-    needs=(available("fp8_dynamic"), own_layers, with_compiler("fp8_dynamic")),
+    needs=(available("fp8_dynamic"), own_layers, with_compiler, fast_layers("fp8_dynamic")),
     sets=lambda context: {"precision": "fp8_dynamic", **compiled_too(context)},
     verify=lambda applied: products_in(applied, "fp8"),
 )
