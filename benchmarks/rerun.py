@@ -121,9 +121,7 @@ CATALOGUE = {
         command=f"{_LATFIX} selftest --cause quiet --seed 2000 --repeat 2", measures=_DIAGNOSIS
     ),
     "selftest-fresh.json": Result(
-        command=f"{_LATFIX} selftest --seed 3000 --cause traffic.overload --cause traffic.priority"
-        " --cause host.slowdown --cause traffic.burst",
-        measures=_DIAGNOSIS,
+        command=f"{_LATFIX} selftest --seed 5000 --intensity weak --intensity medium --out DIR", measures=_DIAGNOSIS
     ),
     **{
         f"{name}.json": Result(
