@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from latfix.formatting import lower_end
 from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Arm,
@@ -36,7 +35,6 @@ class Summary:
     :param command: ``diagnose``, ``report``, ``optimize``, ``compare`` or ``gate``.
     :param title: the verdict, or what its gates make of it; empty for the verdict.
     :param run: figures of a single run; ``None`` for two.
-    :param intervals_ms: 95 % intervals of the single run's latencies, by key.
     :param change: before and after; ``None`` for a single run.
     :param failure: why there is no reliable result; empty if there is one.
     :param answer: the answer block; ``None`` for results without one.
@@ -51,7 +49,6 @@ class Summary:
     sentence: str = ""
     gates: tuple[GateRow, ...] = ()
     run: Arm | None = None
-    intervals_ms: Mapping[str, tuple[float, float]] | None = None
     change: Change | None = None
     causes: tuple[CauseSummary, ...] = ()
     steps: tuple[StepRow, ...] = ()
@@ -115,7 +112,6 @@ def read_summary(
             sentence=run.sentence,
             gates=gate_rows(run.gates),
             run=arm_of("run", run),
-            intervals_ms={key: pair for key, pair in run.latency_ci95_ms.items() if lower_end(pair) is not None},
             causes=run.causes,
             notes=run.notes,
             answer=diagnosis_answer(run, workload=typed),

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
-    LATENCY_KEYS,
     NONE,
     count,
     finite,
@@ -23,6 +22,7 @@ from latfix.formatting import (
     ratio,
     share,
     significant,
+    uncertain,
     visible,
 )
 from latfix.reports.answer import Answer
@@ -166,10 +166,8 @@ def _run(summary: Summary) -> list[str]:
     arm = summary.run
     if arm is None or all(value is None for value in arm.latency_ms.values()):
         return []
-    bounds = summary.intervals_ms or {}
-    rows = [
-        (key_label(key), milliseconds(arm.latency_ms.get(key)), interval(bounds.get(key))) for key in LATENCY_KEYS
-    ]
+    bounds = arm.latency_ci95_ms
+    rows = [(f"{key_label(key)}, ms", words, interval(bounds.get(key))) for key, words in arm.latency_words().items()]
     rows.append(("throughput", rate(arm.throughput_rps), ""))
     rows += [(f"requests {name}", count(number), "") for name, number in arm.requests.items()]
     if arm.accuracy is not None:
@@ -193,20 +191,20 @@ def _causes(summary: Summary) -> list[str]:
             _code(cause.cause),
             " ".join(_code(fix) for fix in cause.fixes[:8]) or NONE,
             "named" if cause.named else "",
-            milliseconds(cause.tail_ms) if not _overlap(cause) else f"about 0 (causes overlap by {_overlap(cause)})",
-            "" if _overlap(cause) else interval(cause.ci95_ms),
-            "" if _overlap(cause) else share(cause.tail_share),
+            *_size(cause),
         )
         for cause in worth[:_MOST_ROWS]
     ]
     if rows and len(worth) < len(summary.causes):
         rows.append((f"{len(summary.causes) - len(worth)} smaller causes", "", "", "", "", ""))
-    return _table(("cause of the tail", "fixes", " ", "mean in the tail", "95 % interval", "share"), rows, left=3)
+    return _table(("cause of the tail", "fixes", " ", "mean in the tail, ms", "95 % interval", "share"), rows, left=3)
 
 
-def _overlap(cause: CauseSummary) -> str:
-    """By how much the causes claim more than the excess, which leaves less than nothing unexplained; else empty."""
-    return milliseconds(-cause.tail_ms) if cause.cause == UNEXPLAINED and cause.tail_ms < 0 else ""
+def _size(cause: CauseSummary) -> tuple[str, str, str]:
+    """Milliseconds, interval and share; where causes claim more than the excess, nothing is left unexplained."""
+    if cause.cause == UNEXPLAINED and cause.tail_ms < 0:
+        return f"about 0 (causes overlap by {milliseconds(-cause.tail_ms)})", "", ""
+    return uncertain(cause.tail_ms, cause.ci95_ms), interval(cause.ci95_ms), share(cause.tail_share)
 
 
 def _steps(summary: Summary) -> list[str]:
