@@ -163,10 +163,9 @@ class Change:
         """``p99 412 → 98.0 ms (×0.240 [0.210, 0.280]); mean …; accuracy 0.912 → 0.911 (limit 0.902)``."""
         parts = []
         for key in dict.fromkeys((self.judged, "mean")):
-            before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
             step = self.ratio(key)
             size = f" ({step.words()})" if step.value is not None else ""
-            parts.append(f"{key_label(key)} {significant(before)} → {significant(after)} ms{size}")
+            parts.append(f"{key_label(key)} {self.moved(key)}{size}")
         if self.scored:
             limit = f" ({self.limit_words})" if self.limit_words else ""
             parts.append(f"accuracy {significant(self.before.accuracy)} → {significant(self.after.accuracy)}{limit}")
