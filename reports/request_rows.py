@@ -32,13 +32,7 @@ def header_facts(story: Story) -> Iterator[tuple[str, str]]:
     """Facts about the request, by name, shown above its timeline."""
     if story.faster_share is not None:
         place = story.ok_requests - (story.faster or 0)
-        yield (
-            "rank",
-            (
-                f"slower than {share(story.faster_share)} of the {count(story.ok_requests)} ok requests "
-                f"(number {count(place)} from the slowest)"
-            ),
-        )
+        yield "rank", f"number {count(place)} from the slowest of the {count(story.ok_requests)} ok requests"
     when = moment(abs(story.arrival_ns) / 1e6)
     yield "arrived", f"{when} s {'before' if story.arrival_ns < 0 else 'into'} the replay"
     if story.error:

@@ -191,10 +191,7 @@ def _slowest(stories: Sequence[Story]) -> Iterator[RenderableType]:
             safe(short_wait(story), limit=200),
         )
     yield table
-    known = [story for story in stories if story.faster_share is not None]
+    known = [story.faster_share for story in stories if story.faster_share is not None]
     if known:
-        least = min(story.faster_share or 0.0 for story in known)
-        yield Text(
-            f"each ok one is slower than at least {share(least)} of ok requests; --request ID explains one in full",
-            style="dim",
-        )
+        slowest = f"the slowest {share(1 - min(known))} of ok requests"
+        yield Text(f"each ok one is among {slowest}; --request ID explains one in full", style="dim")

@@ -152,7 +152,7 @@ def test_the_whole_story_is_there() -> None:
     for words in (
         "Request request 200 ms ok",
         "! 2 requests of this traffic have this id",
-        "slower than 97.5 % of the 121 ok requests (number 3 from the slowest)",
+        "number 3 from the slowest of the 121 ok requests",
         "7.111 s into the replay",
         "priority high, session request, deadline 500 ms",
         "tokens 812",
@@ -205,9 +205,16 @@ def test_the_slowest_are_listed_with_entries_and_what_they_waited_behind() -> No
     assert "python.gc 150 (queue), request 25.0" in text
     assert "177 behind batch 60 (3) and 32 more: 262, typical 30.2; python.gc 225" in text
     assert "request timeout" in text
-    assert "slower than at least 97.5 % of ok requests" in text
+    assert "each ok one is among the slowest 2.48 % of ok requests" in text
     assert "No measured request was recorded." in shown(slowest=())
     assert "slowest request" not in shown(story())
+
+
+def test_a_rank_among_very_many_requests_is_not_rounded_to_all_of_them() -> None:
+    many = replace(story(), faster=99_990, ok_requests=100_000)
+    text = in_one_line(shown(many, width=160, slowest=(many,)))
+    assert "number 10 from the slowest of the 100,000 ok requests" in text
+    assert "each ok one is among the slowest 0.0100 % of ok requests" in text and " 100 % of" not in text
 
 
 def page_of(session: Session, tmp_path: Path, *stories: Story) -> str:
