@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.formatting import finite, key_label, visible
+from latfix.lower_bound import AtLeast
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.chunked_record import RecordSource
 from latfix.stages import Status
@@ -73,12 +74,12 @@ def families(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: flo
         found.append(Family("request_latency", "histogram", "seconds", words, _histogram(source, same)))
 
     def seconds(name: str, words: str, values_ms: Iterable[tuple[Mapping[str, object], object]]) -> None:
-        known = [(labels, finite(value)) for labels, value in values_ms]
-        samples = [("", {**same, **labels}, value / 1e3) for labels, value in known if value is not None]
+        known = [(labels, _seconds(value)) for labels, value in values_ms]
+        samples = [("", {**same, **labels}, value) for labels, value in known if value is not None]
         found.append(Family(name, "gauge", "seconds", words, samples))
 
     figures = [({"figure": key_label(key)}, value) for key, value in diagnosis.latency_ms.items()]
-    seconds("latency", "Percentiles of latency over all requests that arrived.", figures)
+    seconds("latency", "Latency over all requests that arrived; the mean only over those that ended ok.", figures)
     stages = [
         ({"stage": stage, "figure": key_label(key)}, value)
         for stage, row in diagnosis.stages_ms.items()
@@ -97,10 +98,19 @@ def families(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: flo
     )
     found.append(Family("throughput", "gauge", "", "Requests that ended ok a second.", rate))
     passed = {True: 1, False: 0, None: "NaN"}
-    gates: list[_Sample] = [("", {**same, "gate": each.gate.text}, passed[each.passed]) for each in diagnosis.gates]
+    once = {each.gate.text: each for each in diagnosis.gates}  # a sample that occurs twice invalidates the document
+    gates: list[_Sample] = [("", {**same, "gate": text}, passed[each.passed]) for text, each in once.items()]
     words = "1 if the gate passed, 0 if it failed, NaN if undecided."
     found.append(Family("gate_passed", "gauge", "", words, gates))
     return [family for family in found if family.samples]
+
+
+def _seconds(ms: object) -> object:
+    """Infinite for a percentile among lost requests, so that an alert on it fires; ``None`` if unknown."""
+    if isinstance(ms, AtLeast):
+        return "+Inf"
+    number = finite(ms)
+    return None if number is None else number / 1e3
 
 
 def _label(text: object) -> str:

@@ -47,7 +47,7 @@ def _metric(family: Family, when: Mapping[str, str]) -> dict[str, Any]:
     points = [
         {**when, "attributes": _attributes(labels), **_value(value)}
         for _, labels, value in family.samples
-        if finite(value) is not None  # an undecided gate has no value
+        if finite(value) is not None  # an undecided gate and a lost percentile have no value
     ]
     if family.kind == "counter":
         more = {"aggregationTemporality": _CUMULATIVE, "isMonotonic": True}

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latfix.lower_bound import AtLeast
 from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.code_lines.slow_lines import stack_times
 from latfix.profilers.evidence.units import gather
@@ -26,6 +27,7 @@ from latfix.reports.comparison_rows import gate_rows
 from latfix.reports.exports.chrome_trace import chrome_trace
 from latfix.reports.exports.hdr_log import encoded, hdr_log, places_of
 from latfix.reports.exports.openmetrics import openmetrics
+from latfix.reports.exports.otlp_metrics import otlp_metrics
 from latfix.reports.exports.otlp_spans import otlp_lines
 from latfix.reports.exports.speedscope import speedscope
 from latfix.run_record.run_record import RunRecord
@@ -158,6 +160,23 @@ def test_metrics_are_opened_by_prometheus(session: Session) -> None:
     assert recent["latfix_window_requests"].type == "gauge" and recent["latfix_window_seconds"].samples[0].value == 60
     causes = families["latfix_cause_tail_seconds"].samples if diagnosis.causes else []
     assert [each.value for each in causes] == [each.tail_ms / 1e3 for each in diagnosis.causes]
+
+
+def test_a_lost_percentile_is_infinite_so_that_an_alert_fires(ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    lost = replace(diagnosis, latency_ms={**diagnosis.latency_ms, "p99": AtLeast(300.0)})
+    for window_s in (None, 60.0):
+        lines = "".join(openmetrics(lost, None, window_s=window_s)).splitlines()
+        (line,) = [line for line in lines if line.startswith("latfix_latency_") and 'figure="p99"' in line]
+        assert line.endswith("} +Inf")
+    assert "Inf" not in otlp_metrics(lost, WholeRecord(record)), "JSON has no such number"
+
+
+def test_a_gate_that_is_given_twice_is_one_sample(ordinary: Session) -> None:
+    """Prometheus refuses the whole document if a sample is in it twice."""
+    gate = {"gate": "p99<200ms", "value": 300.0, "passed": False, "reason": ""}
+    text = "".join(openmetrics(replace(ordinary[1], gates=_gates((gate, gate))), None))
+    assert text.count("\nlatfix_gate_passed{") == 1
 
 
 def test_the_log_is_opened_by_hdrhistogram(source: WholeRecord, tmp_path: Path) -> None:
