@@ -22,6 +22,13 @@ def _microseconds(milliseconds: float) -> int:
     return round(milliseconds * 1000)
 
 
+def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    yield Put(("max_batch_size",), value)
+    if value > 1 and "batch_window_ms" not in settings:
+        yield Put(("dynamic_batching", "max_queue_delay_microseconds"), 0)
+        yield "Triton does not wait for a batch to fill: set max_queue_delay_microseconds to the workload's window"
+
+
 def _window(value: float, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     yield Put(("dynamic_batching", "max_queue_delay_microseconds"), _microseconds(value))
     if "max_batch_size" not in settings:
@@ -104,7 +111,7 @@ TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
     "devices": lambda value, settings: [] if is_gpu(settings) or value == 1 else ["it has no effect without device"],
-    "max_batch_size": put("max_batch_size"),
+    "max_batch_size": _size,
     "batch_window_ms": _window,
     "workers": _workers,
     "intra_op_threads": _threads,

@@ -194,6 +194,16 @@ def test_triton() -> None:
     assert openvino["parameters"] == {"key": "intra_op_thread_count", "value": {"string_value": "2"}}
 
 
+def test_triton_forms_batches_of_a_plan_that_only_sets_their_size() -> None:
+    """Without ``dynamic_batching`` Triton would serve requests one by one."""
+    config = parsed("triton", {"max_queue": 64, "max_batch_size": 16})
+    policy = {"max_queue_size": 64}
+    assert config["dynamic_batching"] == {"default_queue_policy": policy, "max_queue_delay_microseconds": 0}
+    (note,) = exported("triton", {"max_batch_size": 16}).notes
+    assert "max_queue_delay_microseconds" in note
+    assert "dynamic_batching" not in parsed("triton", {"max_batch_size": 1})
+
+
 def test_settings_that_triton_lacks_are_reported() -> None:
     notes = exported("triton", {"precision": "int8_dynamic", "schedule": "shortest", "batch_window_ms": 1.0}).notes
     assert [note.partition(" =")[0] for note in notes] == ["precision", "schedule", "batch_window_ms"]
