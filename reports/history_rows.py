@@ -28,6 +28,8 @@ def reach_words(metric: str, level: Level | None) -> str:
     reach = math.hypot(level.one_more(), level.own_doubt())
     if not level.by_factor:
         low, high = level.value - reach, level.value + reach
+        if metric == "error_rate":  # the only one of these figures that is always a share of the requests
+            low, high = max(low, 0.0), min(high, 1.0)
     elif reach > math.log(1e6):
         return "anywhere"
     else:
