@@ -157,6 +157,13 @@ def test_the_page_has_the_answers(tmp_path: Path) -> None:
     assert parsed.references[: len(anchors)] == [f"#{anchor}" for anchor in anchors]
 
 
+def test_a_setting_that_failed_says_why_also_without_an_objective(tmp_path: Path) -> None:
+    content = {**document(), **AWKWARD["no objective"]}
+    content["settings"][0].update(failure="out of memory", largest=None, knee=None)
+    for text in (shown(content), page(content, tmp_path).text):
+        assert "failed: out of memory" in text
+
+
 AWKWARD: dict[str, Any] = {
     "no objective": {"objective": {"percentile": 99.0, "slo_ms": None}, "best": None, "gate": None},
     "nothing replayed": {"points": [], "pareto": [], "best": None, "models": {}},
