@@ -23,6 +23,7 @@ from latfix.formatting import (
     moment,
     percent,
     rate,
+    seconds,
     sentence,
     share,
     significant,
@@ -280,7 +281,7 @@ def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:
             table.add_row(name, line, f"{words(known[0])} to {words(known[-1])}")
     if verbose:
         each = (windows[-1].end_s - windows[0].start_s) / len(windows)
-        table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
+        table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {seconds(each)}", style="dim"))
     return table
 
 

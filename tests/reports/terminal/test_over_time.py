@@ -14,7 +14,7 @@ from latfix.reports.diagnosis_rows import active_causes
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.results.diagnosis import Activity, Diagnosis, Window
-from tests.reports.conftest import Session, printed
+from tests.reports.conftest import Session, in_one_line, printed
 
 
 def window(k: int, *, p99: float | None = 40.0) -> dict[str, Any]:
@@ -56,6 +56,11 @@ def test_the_terminal_draws_windows_and_names_active_stretches(ordinary: Session
     row = next(line for line in text.splitlines() if line.startswith("p50 ") and ("█" in line or "@" in line))
     assert row.index("█") > row.index("▃")  # it grows from window to window
     assert "12.4–18.9" in text
+
+
+def test_windows_of_a_long_recording_have_a_length_in_seconds(ordinary: Session) -> None:
+    long = [{**window(k), "start_s": 1234.0 * k, "end_s": 1234.0 * (k + 1)} for k in range(4)]
+    assert "4 windows of 1,234 s" in in_one_line(terminal(with_windows(ordinary[1], long)))
 
 
 def test_p95_is_shown_if_p99_is_missing(ordinary: Session) -> None:
