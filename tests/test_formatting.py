@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -131,3 +133,12 @@ def test_rounding_keeps_the_order_of_percentiles() -> None:
     bounds = {"p99": (210.0, 220.0), "p99_9": (28.8, 9000.0), "p90": (16.0, 19.0), "p95": (10.0, 120.0)}
     words = figures.latency_words(latency, bounds)
     assert list(words.values()) == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]
+
+
+def test_every_percentage_has_a_blank_before_its_sign() -> None:
+    """``33 %``, as ``share`` and ``percent`` write it; the format ``.0%`` writes ``33%``."""
+    root = Path(__file__).resolve().parent.parent
+    folders = ("cli", "latfix", "profilers", "reports", "runners")
+    files = [file for folder in folders for file in (root / folder).rglob("*.py")]
+    assert len(files) > 300
+    assert not [str(file) for file in files if re.search(r"[.\d]%\}|\}%", file.read_text(encoding="utf-8"))]

@@ -128,14 +128,14 @@ def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: ModelPredic
         return None
     verb = "longer" if ratio > 1 else "shorter"
     text = (
-        f"service changes with load: batches of the same size take {abs(ratio - 1):.0%} {verb} here than at load "
-        f"{modelled.measured_at:.3g} ({_ms(expected)} became {_ms(took)})"
+        f"service changes with load: batches of the same size take {100 * abs(ratio - 1):.0f} % {verb} here "
+        f"than at load {modelled.measured_at:.3g} ({_ms(expected)} became {_ms(took)})"
     )
     figures = {"ratio": ratio, "expected_ms": expected * 1e3, "measured_ms": took * 1e3, "load": load}
     details = []
     padding = float(there.padding.mean()), float(here.padding.mean())
     if abs(padding[1] - padding[0]) > 0.01:
-        details.append(f"padding {padding[0]:.1%} of the elements then, {padding[1]:.1%} here")
+        details.append(f"padding {100 * padding[0]:.1f} % of the elements then, {100 * padding[1]:.1f} % here")
         figures |= {"padding_low": padding[0], "padding": padding[1]}
     delay = float(there.run_delay.mean()), float(here.run_delay.mean())
     if abs(delay[1] - delay[0]) > 0.02 * expected:
@@ -175,7 +175,8 @@ def _unsettled(point: LoadPoint, modelled: ModelPrediction) -> Reason | None:
 def _prepare(point: LoadPoint) -> Reason | None:
     if point.prepare_share < 0.6:
         return None
-    text = f"prepare threads are busy {point.prepare_share:.0%} of the time (workers {point.worker_share:.0%})"
+    workers = f"workers {100 * point.worker_share:.0f} %"
+    text = f"prepare threads are busy {100 * point.prepare_share:.0f} % of the time ({workers})"
     return Reason(id="prepare", text=text, figures={"prepare": point.prepare_share, "workers": point.worker_share})
 
 

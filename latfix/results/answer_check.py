@@ -96,7 +96,8 @@ class AnswerCheck(Document):
         return f"Answers are compared as {kinds}." if kinds else ""
 
     def _odd(self, odd: OddAnswer) -> str:
-        far = f"request {odd.request!r}, {_called(odd.output)}: {self._distance(odd)}, {odd.agreement:.0%} agree"
+        agree = f"{100 * odd.agreement:.0f} % agree"
+        far = f"request {odd.request!r}, {_called(odd.output)}: {self._distance(odd)}, {agree}"
         if self.unrepeatable:
             return (
                 f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "

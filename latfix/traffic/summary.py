@@ -279,7 +279,7 @@ def _classify(
     if period is not None:
         return "periodic", (
             f"The rate repeats every {seconds_text(period.seconds)}: seen {period.cycles:.0f} times, this explains "
-            f"{period.strength:.0%} of its variation."
+            f"{100 * period.strength:.0f} % of its variation."
         )
     burst = max(dispersion, key=lambda entry: entry.index / _poisson_limit(entry), default=None)
     dispersed = burst is not None and burst.index > _poisson_limit(burst)

@@ -62,7 +62,7 @@ def _neighbor(evidence: Evidence) -> str:
         stopped = float(grown.sum()) / max(float((end - start).sum()), 1.0)
         if stopped > _MOSTLY:
             group = series[len(NEIGHBOR_SERIES) :]
-            return f"; for {stopped:.0%} of the longer waits the control group {group} was throttled"
+            return f"; for {100 * stopped:.0f} % of the longer waits the control group {group} was throttled"
     return ""
 
 

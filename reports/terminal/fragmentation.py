@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import count, counted, significant
+from latfix.formatting import count, counted, share, significant
 from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
 from latfix.results.fragmentation import Fragmentation
 
@@ -28,8 +28,8 @@ def render_fragmentation(found: Fragmentation) -> RenderableType:
                 count(result.device_allocs + result.device_frees),
                 _short(result.peak_reserved),
                 _short(result.peak_stuck),
-                f"{result.internal:.1%}",
-                f"{result.external:.1%}",
+                share(result.internal),
+                share(result.external),
             ]
         )
     table = FittedTable([Column("policy", right=False), *map(Column, _FIGURES)], rows)

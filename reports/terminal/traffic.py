@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latfix.errors import InputError, input_error
-from latfix.formatting import counted, visible
+from latfix.formatting import counted, percent, share, visible
 from latfix.reports.charts.inline_svg import load_matplotlib
 from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
 from latfix.traffic.summary import FeatureSummary, Gaps, TrafficShape, figure, seconds_text
@@ -77,7 +77,7 @@ def _rows(shape: TrafficShape) -> list[tuple[str, str]]:
         rows.append(("dispersion", f"{entries} (Fano factor of counts; 1 for independent arrivals)"))
     if shape.period is not None:
         period = f"{seconds_text(shape.period.seconds)}, strength {shape.period.strength:.2f}"
-        rows.append(("period", f"{period}, swing {shape.period.amplitude:.0%} of the mean rate"))
+        rows.append(("period", f"{period}, swing {percent(shape.period.amplitude)} of the mean rate"))
     if shape.tail is not None and shape.tail.hill < 20:
         tail = f"Hill index {figure(shape.tail.hill)}"
         rows.append(("tail", f"{tail} of the longest gaps (variance is infinite below 2)"))
@@ -101,7 +101,7 @@ def _gap_rows(gaps: Gaps) -> list[tuple[str, str]]:
     quantiles = ", ".join(f"{label} {seconds_text(gaps.percentiles[key])}" for label, key in named)
     rows = [("gaps", f"{quantiles}, max {seconds_text(gaps.max_s)}, coefficient of variation {gaps.cv:.2f}")]
     if gaps.zero_share >= 0.001:
-        rows.append(("ties", f"{gaps.zero_share:.1%} of requests arrive at the same time as the previous one"))
+        rows.append(("ties", f"{share(gaps.zero_share)} of requests arrive at the same time as the previous one"))
     return rows
 
 
@@ -160,8 +160,8 @@ def _gap_chart(gaps: Gaps) -> Table:
     return table
 
 
-def _bar(share: float) -> str:
-    eighths = round(share * _BAR_WIDTH * 8)
+def _bar(fraction: float) -> str:
+    eighths = round(fraction * _BAR_WIDTH * 8)
     part = _PARTS[eighths % 8] if eighths % 8 else ""
     return _BAR * (eighths // 8) + part
 

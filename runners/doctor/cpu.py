@@ -79,7 +79,7 @@ def _quota(system: System, usable: Cores) -> Finding:
     if quota is None or (usable and quota >= len(usable) and not share):
         found = "no CPU quota" if quota is None else f"CPU quota of {quota:g} cores, enough for all usable cores"
         return ok("processor.quota", found)
-    history = f"; throttled in {share:.1%} of the periods so far" if throttled else ""
+    history = f"; throttled in {100 * share:.1f} % of the periods so far" if throttled else ""
     return costs(
         "processor.quota",
         f"CPU quota of {quota:g} cores, {counted(len(usable), 'core')} usable{history}",
@@ -181,7 +181,8 @@ def _steal(system: System) -> Finding:
     share = ticks[7] / sum(ticks)
     busy = sum(ticks) - ticks[3] - ticks[4]
     of_busy = ticks[7] / busy if busy else 0.0
-    found = f"since boot, the hypervisor took {share:.2%} of all time, {of_busy:.2%} of the time with work to do"
+    all_time, working = f"{100 * share:.2f} % of all time", f"{100 * of_busy:.2f} % of the time with work to do"
+    found = f"since boot, the hypervisor took {all_time}, {working}"
     if of_busy < _STEAL_SHARE:
         return ok("processor.steal", found)
     return costs(
@@ -200,7 +201,7 @@ def _load(system: System) -> Finding:
         if words:
             return note("processor.load", f"load average {words[0]} in the last minute")
         return unknown("processor.load", "the kernel reports neither pressure nor load")
-    found = f"in {waiting:.1%} of the last minute, a runnable thread waited for a core"
+    found = f"in {100 * waiting:.1f} % of the last minute, a runnable thread waited for a core"
     if waiting < BUSY_BEFORE:
         return ok("processor.load", found)
     return costs(

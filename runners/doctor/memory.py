@@ -57,7 +57,7 @@ def _pressure(system: System) -> Finding:
         return unknown(
             "memory.pressure", "the kernel does not report memory pressure (the boot option psi=1 turns it on)"
         )
-    found = f"in {waiting:.1%} of the last minute, a thread waited for memory"
+    found = f"in {100 * waiting:.1f} % of the last minute, a thread waited for memory"
     if waiting < _PRESSURE_SHARE:
         return ok("memory.pressure", found)
     return costs(

@@ -41,7 +41,7 @@ def _verify(applied: Applied) -> Verified:
     found, residence = applied.record.meta.embeddings, applied.record.meta.residence
     rows, share, touched = found.hot_rows, found.hot_share, 0 if residence is None else residence.rows
     reads = (
-        f"{rows} rows, which served {share:.0%} of {found.lookups} lookups, of {found.rows} in "
+        f"{rows} rows, which served {100 * share:.0f} % of {found.lookups} lookups, of {found.rows} in "
         f"{found.tables} table(s); {touched} reads of them between requests"
     )
     if rows and share < _SHARE:

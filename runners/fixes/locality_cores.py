@@ -30,7 +30,8 @@ def _verify(applied: Applied) -> Verified:
     text = f"workers kept to one domain: {sum(now)} of {len(now)}, {sum(before)} of {len(before)} without"
     if pages := applied.record.meta.placement.node_pages:
         total = max(sum(pages.values()), 1)
-        text += "; memory on " + ", ".join(f"{node} {count / total:.0%}" for node, count in sorted(pages.items()))
+        parts = (f"{node} {100 * count / total:.0f} %" for node, count in sorted(pages.items()))
+        text += f"; memory on {', '.join(parts)}"
     refused = refusals(applied.record, "pin", "cores")
     effective = bool(now) and all(now) and not any(before) and not refused
     return Verified(effective, "; ".join([text, *refused]))

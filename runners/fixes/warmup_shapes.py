@@ -32,7 +32,7 @@ def _verify(applied: Applied) -> Verified:
     return Verified(
         batches > 0,
         f"{batches} batches over {warmup.get('warmup_shapes', 0)} input sizes ran in {seconds:.3g} s before the first"
-        f" request; {now:.0%} of the batches had a shape not run before, {before:.0%} without",
+        f" request; {100 * now:.0f} % of the batches had a shape not run before, {100 * before:.0f} % without",
     )
 
 

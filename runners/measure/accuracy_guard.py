@@ -59,7 +59,7 @@ def _apart(scored: Mapping[str, Any]) -> str:
     # If a workload has a score of its own, whole answers (a ranking of hundreds) need not be the same.
     own = scored.get("kind") == "evaluate" and scored.get("deviation") is not None
     if scored.get("agreement") is not None and not own:
-        parts.append(f"{float(scored['agreement']):.1%} of the answers agree")
+        parts.append(f"{100 * float(scored['agreement']):.1f} % of the answers agree")
     if scored.get("deviation") is not None:
         parts.append(f"largest deviation {float(scored['deviation']):.2g}")
     return f"; {', '.join(parts)}" if parts else ""

@@ -43,7 +43,7 @@ def decide(comparison: Comparison) -> tuple[str, str]:
     figures = f"{SCREENED} {shown(tail)}, mean {shown(mean)}"
     lost = comparison.before.success - comparison.after.success
     if lost > _MOST_LOST:
-        return "rejected", f"{lost:.1%} more of the requests did not end ok; {figures}"
+        return "rejected", f"{100 * lost:.1f} % more of the requests did not end ok; {figures}"
     (tail_lo, tail_hi), (mean_lo, mean_hi) = tail.bounds, mean.bounds
     # The mean covers only requests that ended ok: losing more of them must not count as a gain.
     mean_counts = tail.value <= 1 and lost <= 0
@@ -56,7 +56,7 @@ def decide(comparison: Comparison) -> tuple[str, str]:
     if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1):
         return "rejected", f"worse: {figures}"
     if all(1 - SMALLEST <= end <= 1 + SMALLEST for end in (tail_lo, tail_hi, mean_lo, mean_hi)):
-        return "no_gain", f"no difference larger than {SMALLEST:.0%}: {figures}"
+        return "no_gain", f"no difference larger than {100 * SMALLEST:.0f} %: {figures}"
     return "undecided", f"the data cannot tell: {figures}"
 
 

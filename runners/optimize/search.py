@@ -586,7 +586,7 @@ class Search:
             else:
                 treated = expected / max(fix.relief, 1e-9)
                 self._skipped.setdefault(
-                    fix.id, f"the causes that it treats make up {treated:.1%} of the remaining tail latency"
+                    fix.id, f"the causes that it treats make up {100 * treated:.1f} % of the remaining tail latency"
                 )
         promise.sort(key=lambda each: -each[0])
         gentle = [choice for _, choice in promise if choice.fix.gentle and not choice.fix.cold]

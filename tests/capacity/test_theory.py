@@ -172,7 +172,7 @@ def test_service_that_changes_with_load_is_named_if_waits_change_likewise() -> N
         for rate, each in ((10.0, 0.01), (40.0, 0.014), (40.0, 0.008))
     )
     found = reasons_by_id(slower, low, wait=0.001)
-    assert "take 40% longer here" in found["service"]
+    assert "take 40 % longer here" in found["service"]
     assert "neither padding nor waiting for a core" in found["service"]
     assert "shorter here" in reasons_by_id(faster, low, wait=0.5)["service"]
     longer = replace(faster, wait=faster.wait + 0.05)

@@ -96,7 +96,7 @@ def test_lost_requests_are_no_gain_in_latency() -> None:
     assert decide(comparison(BETTER, BETTER, lost=9))[0] == "kept"
     status, reason = decide(comparison(BETTER, BETTER, lost=11))
     assert status == "rejected"
-    assert "1.1%" in reason
+    assert "1.1 %" in reason
 
 
 #: As the contract names them.

@@ -93,8 +93,8 @@ class LockWaits:
         by_others = ""
         if self.by_others >= _MOSTLY:
             by_others = (
-                f"; for {self.by_others:.0%} of that time all requests waited, so it was held by a thread that "
-                "serves none, such as a background job"
+                f"; for {100 * self.by_others:.0f} % of that time all requests waited, so it was held by a thread "
+                "that serves none, such as a background job"
             )
         return f"its holder {_did(self.cores)}{by_others}"
 

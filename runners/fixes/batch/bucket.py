@@ -76,7 +76,8 @@ def _spread(record: RunRecord) -> float:
 def _unlike_requests(context: Context) -> str:
     padding = padding_share(context.record.batches)
     if padding < _LITTLE and not bucket_key(context.record):
-        return f"only {padding:.1%} of the batches is padding, and no feature predicts how long a request takes"
+        little = f"only {100 * padding:.1f} % of the batches is padding"
+        return f"{little}, and no feature predicts how long a request takes"
     return ""
 
 
@@ -85,14 +86,14 @@ def _verify(applied: Applied) -> Verified:
     key = applied.settings.batch_key
     without = _by_key(applied.without, key) if key else applied.without
     (now, shared), (before, shared_before) = mixed_share(applied.record), mixed_share(without)
-    text = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"
+    text = f"{100 * now:.1f} % of the shared batches mixed unlike requests, {100 * before:.1f} % without"
     if key:
         text += (
             f"; the largest {key} was {_spread(applied.record):.2f} times the mean, {_spread(without):.2f} without"
         )
     else:
         padding = padding_share(applied.record.batches), padding_share(without.batches)
-        text += f"; {padding[0]:.1%} was padding, {padding[1]:.1%} without"
+        text += f"; {100 * padding[0]:.1f} % was padding, {100 * padding[1]:.1f} % without"
     # Where requests ran one by one before, none was mixed.
     return Verified(now == 0 and (before > 0 or (shared > 0 and not shared_before)), text)
 

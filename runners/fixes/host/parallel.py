@@ -46,10 +46,11 @@ def _idle_cores(context: Context) -> str:
         return f"operators run on {now or 'an unknown number of'} thread(s), and each worker has {wanted} core(s)"
     share = tail_share(context.diagnosis, CONTENDED)
     if share >= LITTLE:
-        return f"threads compete for the cores: waiting for one made up {share:.1%} of the tail"
+        return f"threads compete for the cores: waiting for one made up {100 * share:.1f} % of the tail"
     busy, compute = _busy_share(context.record, context.settings.workers), _compute_ms(context.record)
     if busy > _BUSY:
-        return f"workers computed {busy:.0%} of the time; with more threads each they would compete for the cores"
+        computed = f"workers computed {100 * busy:.0f} % of the time"
+        return f"{computed}; with more threads each they would compete for the cores"
     if compute < _SHORT_MS:
         return f"a slow request computes for {compute:.2g} ms, too short to be shared among threads"
     return ""

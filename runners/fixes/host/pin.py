@@ -23,7 +23,8 @@ def _quiet_neighbors(context: Context) -> str:
     others = others_share(context.record)
     if others > _CROWDED:
         return (
-            f"other programs kept {others:.0%} of the machine busy, and a pinned worker cannot get out of their way"
+            f"other programs kept {100 * others:.0f} % of the machine busy, and a pinned worker cannot get "
+            "out of their way"
         )
     return ""
 

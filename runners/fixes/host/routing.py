@@ -76,7 +76,7 @@ def _slow_replica(context: Context) -> str:
     most = max(seen, key=lambda one: one.slowest)
     return (
         f"the {len(seen)} workers are alike: the slowest took {most.slowest:.2g} times as long as the "
-        f"fastest, during {most.slow:.0%} of the batches"
+        f"fastest, during {100 * most.slow:.0f} % of the batches"
     )
 
 
@@ -96,8 +96,8 @@ def _verify(applied: Applied) -> Verified:
     less = now[worker] < (was if held else _LESS * was)
     return Verified(
         less if was else held > 0,
-        f"worker {worker} was weighted up to {weighed[worker]:.2g} and ran {now[worker]:.1%} of the "
-        f"batches, {was:.1%} without; {held} times a slow worker left waiting requests to a faster one",
+        f"worker {worker} was weighted up to {weighed[worker]:.2g} and ran {100 * now[worker]:.1f} % of the "
+        f"batches, {100 * was:.1f} % without; {held} times a slow worker left waiting requests to a faster one",
     )
 
 

@@ -46,7 +46,7 @@ def crowded(context: Context) -> str:
         return ""
     share = max(tail_share(context.diagnosis, CONTENDED), 0.0)
     return (
-        f"threads do not compete for cores: waiting for one made up {share:.1%} of the tail, with "
+        f"threads do not compete for cores: waiting for one made up {100 * share:.1f} % of the tail, with "
         f"{switches_per_batch(context.record):.2f} involuntary switches a batch"
     )
 

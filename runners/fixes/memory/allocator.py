@@ -35,8 +35,8 @@ def many_faults(context: Context) -> str:
     if faults >= WORTH_IT or share >= IN_TAIL:
         return ""
     return (
-        f"only {faults:.0f} page faults a request, and {max(share, 0.0):.1%} of the tail is memory; it pays above "
-        f"{WORTH_IT:.0f}, or from {IN_TAIL:.0%} of the tail"
+        f"only {faults:.0f} page faults a request, and {100 * max(share, 0.0):.1f} % of the tail is memory; it pays "
+        f"above {WORTH_IT:.0f}, or from {100 * IN_TAIL:.0f} % of the tail"
     )
 
 

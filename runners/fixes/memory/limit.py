@@ -67,8 +67,8 @@ def _verify(applied: Applied) -> Verified:
     missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")
     now, before = applied.both(calls)
     text = (
-        f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are freed "
-        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; "
+        f"the process may have {100 * least:.1f} % of {_which(len(shares), least, most)}; segments are freed "
+        f"{'when it is full' if missing else f'from {100 * float(_COLLECT_FROM):.0f} % of that on'}; "
         f"{now.compared_with(before)}"
     )
     limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)
@@ -82,7 +82,9 @@ def _verify(applied: Applied) -> Verified:
 def _which(devices: int, least: float, most: float) -> str:
     if devices == 1:
         return "the device"
-    return f"each of {devices} devices" if math.isclose(least, most) else f"one device, and {most:.1%} of another"
+    if math.isclose(least, most):
+        return f"each of {devices} devices"
+    return f"one device, and {100 * most:.1f} % of another"
 
 
 FIX = Fix(
@@ -94,7 +96,7 @@ FIX = Fix(
     alone=True,
     risk="more short calls of the device for fewer long stalls; a request that needs more than the limit fails",
     needs=(
-        at_default("device_memory_share", "the process is limited to {:.1%} of the device already"),
+        at_default("device_memory_share", "the process is limited to {:.3g} of the device already"),
         trouble,
         _gives_back,
     ),

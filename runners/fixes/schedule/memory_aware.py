@@ -61,8 +61,8 @@ def _verify(applied: Applied) -> Verified:
     now, before = applied.both(lambda record: _over(record, each[2], limit))
     return Verified(
         now[0] < before[0],
-        f"at {each[2]:.3g} bytes an element, {now[0]:.1%} of the shared batches were predicted above {limit:g} MB "
-        f"and the largest at {now[1]:.3g} MB; {before[0]:.1%} and {before[1]:.3g} MB without",
+        f"at {each[2]:.3g} bytes an element, {100 * now[0]:.1f} % of the shared batches were predicted above "
+        f"{limit:g} MB and the largest at {now[1]:.3g} MB; {100 * before[0]:.1f} % and {before[1]:.3g} MB without",
     )
 
 

@@ -34,7 +34,7 @@ def _order_pays(context: Context) -> str:
     estimate = learned(context.record, _key(context))
     explained = estimate.line.explained
     if explained < _EXPLAINED:
-        return f"length explains only {explained:.0%} of how long batches compute"
+        return f"length explains only {100 * explained:.0f} % of how long batches compute"
     spread = work_spread(context.record, estimate, _key(context))
     if spread < _VARIES:
         return f"requests are alike: expected compute at p90 is {spread:.2f} times that at p10"
@@ -56,11 +56,11 @@ def _verify(applied: Applied) -> Verified:
         return seen.same_class, seen.shorter, seen.shorter / max(seen.same_class, 1)
 
     (now, shorter, share), (before, were_shorter, was) = applied.both(overtook)
-    explained = series_range(applied.record, "runner.work_explained")
+    explained = series_range(applied.record, "runner.work_explained") or (0.0,)
     return Verified(
         shorter > were_shorter and share >= _SHORTER and now > 0,
-        f"{now} requests overtook one of their class, {share:.0%} of them the shorter of the two; {before} and "
-        f"{was:.0%} without; length explains {explained[-1] if explained else 0.0:.0%} of compute",
+        f"{now} requests overtook one of their class, {100 * share:.0f} % of them the shorter of the two; {before} "
+        f"and {100 * was:.0f} % without; length explains {100 * explained[-1]:.0f} % of compute",
     )
 
 

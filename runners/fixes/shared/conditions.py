@@ -62,7 +62,7 @@ def in_tail(*causes: str, least: float = LITTLE) -> Condition:
         if not context.diagnosis.causes or share >= least:
             return ""
         # A share may be negative by chance.
-        return f"{' and '.join(causes)} made up {max(share, 0.0):.1%} of the tail"
+        return f"{' and '.join(causes)} made up {100 * max(share, 0.0):.1f} % of the tail"
 
     return condition
 

@@ -100,7 +100,8 @@ def trouble(context: Context) -> str:
     share = max(tail_share(context.diagnosis, TREATS), 0.0)
     if made.total and share >= IN_TAIL:
         return ""
-    return f"{made.words()}, and {share:.1%} of the tail is memory; it pays with stalls, or from {IN_TAIL:.0%}"
+    part = f"{100 * share:.1f} % of the tail is memory"
+    return f"{made.words()}, and {part}; it pays with stalls, or from {100 * IN_TAIL:.0f} %"
 
 
 def worker_growth_mib(record: RunRecord) -> int:

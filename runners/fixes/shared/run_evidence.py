@@ -53,7 +53,8 @@ def losses_text(applied: Applied) -> str:
     def text(record: RunRecord) -> str:
         lost, total, counts = losses(record)
         every, shed = max(total, 1), counts["shed"]
-        return f"{shed} of {total} requests ({shed / every:.1%}) shed, {lost / every:.1%} lost in all"
+        lost_share = f"{100 * lost / every:.1f} %"
+        return f"{shed} of {total} requests ({100 * shed / every:.1f} %) shed, {lost_share} lost in all"
 
     now, before = applied.both(text)
     return f"{now}; without: {before}"

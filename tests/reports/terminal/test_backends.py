@@ -108,6 +108,6 @@ def test_a_model_that_answers_differently_in_a_batch_is_reported() -> None:
     text = " ".join(shown(answers=answers).split())
     assert (
         "This service answers a padded request differently than the request alone: request 'r[bold]7', output 'y': "
-        "deviation 0.50, bound 0.20, 25% agree; 19 of 24 requests."
+        "deviation 0.50, bound 0.20, 25 % agree; 19 of 24 requests."
     ) in text
     assert "\\n" not in text and "Answers are compared as steps ('y', declared)." in text

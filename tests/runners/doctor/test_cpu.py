@@ -60,8 +60,8 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
             "threads of 1 physical",
             "host.threads",
         ),
-        ("processor.steal", {"/proc/stat": "cpu  500 0 100 9000 10 0 5 60 0 0"}, "9.02%", "instance type"),
-        ("processor.load", {"/proc/pressure/cpu": "some avg10=90 avg60=45.00 avg300=1 total=1"}, "45.0%", "taskset"),
+        ("processor.steal", {"/proc/stat": "cpu  500 0 100 9000 10 0 5 60 0 0"}, "9.02 %", "instance type"),
+        ("processor.load", {"/proc/pressure/cpu": "some avg10=90 avg60=45.00 avg300=1 total=1"}, "45.0 %", "taskset"),
         (
             "processor.clock",
             {f"{_CLOCK}/current_clocksource": "hpet", f"{_CLOCK}/available_clocksource": "hpet tsc"},
@@ -81,7 +81,7 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
                 "/sys/fs/cgroup/service/cpu.max": "400000 100000",
                 "/sys/fs/cgroup/service/cpu.stat": "usage_usec 1\nnr_periods 200\nnr_throttled 3",
             },
-            "throttled in 1.5% of the periods",
+            "throttled in 1.5 % of the periods",
             "--cpus",
         ),
         (

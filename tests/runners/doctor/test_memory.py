@@ -52,7 +52,7 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
             "allows 2,048 MiB, 2,000 MiB are used",
             "--memory",
         ),
-        ("memory.pressure", {"/proc/pressure/memory": "some avg10=0 avg60=4.20 avg300=0 total=1"}, "4.2%", "memory"),
+        ("memory.pressure", {"/proc/pressure/memory": "some avg10=0 avg60=4.20 avg300=0 total=1"}, "4.2 %", "memory"),
         (
             "memory.swap",
             {

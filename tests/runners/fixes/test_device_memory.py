@@ -180,7 +180,7 @@ def test_a_limit_frees_segments_early(stalls: RunRecord, play: Play, make_contex
     assert facts(record)["share"] == settings.device_memory_share
     assert facts(record)["reserved_peak_bytes"] <= settings.device_memory_share * _TOTAL
     assert found.effective == (calls(record).retries <= 0.5 * calls(stalls).retries), found.evidence
-    assert "may have 95.0% of the device; segments are freed from 80% of that on" in found.evidence
+    assert "may have 95.0 % of the device; segments are freed from 80 % of that on" in found.evidence
     assert "already" in _BY_ID["memory.limit"].obstacle(make_context(stalls, settings))
 
 
@@ -436,7 +436,7 @@ def test_the_fullest_device_sets_the_limit_of_all(stalls: RunRecord, play: Play,
     for share, effective in ((0.475, True), (1.0, False)):
         run = _two(record, {}, {"share": share})
         found = _BY_ID["memory.limit"].verify(Applied(evidence={}, record=run, without=stalls))
-        words = "47.5% of each of 2 devices" if effective else "47.5% of one device, and 100.0% of another"
+        words = "47.5 % of each of 2 devices" if effective else "47.5 % of one device, and 100.0 % of another"
         assert found.effective is effective and words in found.evidence
 
 

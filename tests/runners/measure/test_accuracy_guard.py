@@ -61,12 +61,12 @@ def test_answers_that_could_not_be_compared_decide_nothing() -> None:
 def test_the_figures_are_shown() -> None:
     measured = scored(0.88, loss=0.02, loss_lo=0.01, loss_hi=0.03, agreement=0.97)
     _, said = judge(measured, 0.90, 0.01)
-    assert "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers agree" in said and "deviation 0.05" in said
+    assert "loss 0.02 [0.01, 0.03]" in said and "97.0 % of the answers agree" in said and "deviation 0.05" in said
 
 
 @pytest.mark.parametrize(("deviation", "shown"), [(0.05, False), (None, True)])
 def test_with_a_score_of_its_own_agreement_is_not_shown(deviation: float | None, shown: bool) -> None:
-    """Rankings of hundreds: "0.0% agree" next to an equal score would only alarm."""
+    """Rankings of hundreds: "0.0 % agree" next to an equal score would only alarm."""
     _, said = judge(scored(0.90, kind="evaluate", agreement=0.0, deviation=deviation), 0.90, 0.01)
     assert ("of the answers" in said) is shown and ("deviation" in said) is not shown
 

@@ -289,7 +289,7 @@ def test_a_fix_that_cannot_be_simulated_is_added_if_it_treats_the_remaining_tail
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.HEAP": "kept", "a.ELSEWHERE": "skipped"}
     assert dict(outcome.settings.env) == {"FAST": "0.5", "HEAP": "0.8"}
     assert world.step(outcome, "HEAP").comparison.ratio["mean"].value == pytest.approx(0.8, rel=0.02)
-    assert "0.0% of the remaining tail latency" in world.step(outcome, "ELSEWHERE").reason
+    assert "0.0 % of the remaining tail latency" in world.step(outcome, "ELSEWHERE").reason
     assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.02)
     assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
 

@@ -50,7 +50,7 @@ def test_it_applies_next_to_a_neighbor_and_shows_figures_without(
     fix: Any, make_record: Make, make_context: Make
 ) -> None:
     assert fix.obstacle(make_context(make_record(), BUSY)) == ""
-    assert "0.3% of the tail" in fix.obstacle(make_context(make_record(), QUIET))
+    assert "0.3 % of the tail" in fix.obstacle(make_context(make_record(), QUIET))
 
 
 def test_involuntary_switches_are_a_reason_too(make_record: Make, make_context: Make) -> None:
@@ -159,7 +159,7 @@ def test_idle_cores_are_used_by_large_requests(make_record: Make, make_context: 
     assert "has 1 core" in PARALLEL.obstacle(make_context(one, QUIET, workers=4))
     assert "unknown number" in PARALLEL.obstacle(make_context(make_record(torch_threads=0), QUIET))
     busy = make_record(torch_threads=1, compute_ms=20.0, gap_ms=10.0)
-    assert "workers computed 67% of the time" in PARALLEL.obstacle(make_context(busy, QUIET))
+    assert "workers computed 67 % of the time" in PARALLEL.obstacle(make_context(busy, QUIET))
     shared = replace(busy, meta=busy.meta.updated(settings=RunnerSettings(batching="continuous", max_batch_size=4)))
     shared.batches["size"][:] = 4
     assert PARALLEL.obstacle(make_context(shared, QUIET)) == "", "four requests share the time of one worker"
@@ -202,7 +202,7 @@ def test_among_busy_neighbors_a_worker_must_be_able_to_move(
 
     assert host_pin.others_share(neighbors(3.0, 1.0)) == pytest.approx(0.5)
     found = PIN.obstacle(make_context(neighbors(3.0, 1.0), BUSY))
-    assert found == "other programs kept 50% of the machine busy, and a pinned worker cannot get out of their way"
+    assert found == "other programs kept 50 % of the machine busy, and a pinned worker cannot get out of their way"
     assert PIN.obstacle(make_context(neighbors(2.0, 1.0), BUSY)) == ""
     assert host_pin.others_share(make_record()) == 0.0
 
@@ -277,7 +277,7 @@ def test_locality_wants_more_than_one_domain(
     four = make_context(make_record(torch_threads=1), BUSY, workers=4, intra_op_threads=1)
     assert LOCALITY.change(four) == {"pin": "locality"}
     assert "pin = locality already" in LOCALITY.obstacle(make_context(make_record(), BUSY, pin="locality"))
-    assert "0.0% of the tail" in LOCALITY.obstacle(make_context(make_record(), {"unexplained": 1.0}))
+    assert "0.0 % of the tail" in LOCALITY.obstacle(make_context(make_record(), {"unexplained": 1.0}))
     monkeypatch.setattr(locality_cores, "read_topology", lambda: machine((0, 1)))
     assert "cores 0-1 share one memory node" in LOCALITY.obstacle(context)
     monkeypatch.setattr(locality_cores, "read_topology", lambda: machine())
@@ -289,7 +289,7 @@ def test_locality_is_verified_by_the_allowed_cores(make_record: Make, verified: 
     pages = {"N0": 10, "N1": 90}
     apart = make_record(placement=placed([worker(2, 3), worker(0, 1)], node_pages=pages))
     effective, said = verified(LOCALITY, apart, everywhere)
-    assert effective and "2 of 2, 0 of 2 without; memory on N0 10%, N1 90%" in said
+    assert effective and "2 of 2, 0 of 2 without; memory on N0 10 %, N1 90 %" in said
     astride = make_record(placement=placed([worker(2, 3), worker(1, 2)]))
     assert not verified(LOCALITY, astride, everywhere)[0]
     assert not verified(LOCALITY, apart, apart)[0], "it was so before"

@@ -40,7 +40,7 @@ def test_evidence_that_is_split_among_causes_is_added_up(make_record: Make, make
 def test_faults_of_every_request_are_reason_enough(make_record: Make, make_context: Make) -> None:
     assert ALLOCATOR.obstacle(make_context(make_record(faults=300), {})) == ""
     found = ALLOCATOR.obstacle(make_context(make_record(faults=299), {"memory.allocator": 0.049}))
-    assert "only 299 page faults a request, and 4.9% of the tail is memory" in found
+    assert "only 299 page faults a request, and 4.9 % of the tail is memory" in found
 
 
 def test_memory_that_is_kept_already_is_not_tried_again(
@@ -160,5 +160,5 @@ def test_shares_of_several_causes(make_context: Make) -> None:
     known = make_context(shares={"a": 0.2, "b": -0.05, "c": 0.5})
     assert tail_share(known.diagnosis, ("a", "b")) == pytest.approx(0.15)
     assert in_tail("a", "b")(known) == ""
-    assert in_tail("b", "d")(known) == "b and d made up 0.0% of the tail"
+    assert in_tail("b", "d")(known) == "b and d made up 0.0 % of the tail"
     assert in_tail("a")(make_context(shares={})) == "", "nothing is known"
