@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, by_value, gpus, put
+from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, by_value, gpus
 
 _MODEL, _SERVER = "model", "server"
+
+
+def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    yield Put((_MODEL, "batchSize"), value)
+    if value > 1 and "batch_window_ms" not in settings:
+        yield "TorchServe waits up to 100 ms for a batch to fill: set maxBatchDelay to the workload's window"
 
 
 def _whole_ms(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -55,7 +61,7 @@ TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
     "devices": by_value({}),  # with device
-    "max_batch_size": put(_MODEL, "batchSize"),
+    "max_batch_size": _size,
     "batch_window_ms": _whole_ms,
     "workers": _workers,
     "max_queue": _queue,

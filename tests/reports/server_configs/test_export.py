@@ -238,6 +238,8 @@ def test_torchserve() -> None:
         "maxWorkers": 4,
         "pt2": {"compile": {"enable": True, "backend": "inductor", "mode": "max-autotune"}},
     }
+    (note,) = exported("torchserve", {"max_batch_size": 16}).notes
+    assert "set maxBatchDelay" in note, "its default is 100 ms"
 
 
 def test_litserve() -> None:
