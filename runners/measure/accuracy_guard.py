@@ -41,10 +41,11 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
         return False, f"{count(scored['broken'])} answers failed or became NaN or infinite: {figures}"
     if loss > max_drop + _ROUNDING:
         return False, figures
-    if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not scored.get("same"):
-        samples, excluded = scored.get("samples", 0), _EXCLUDED * max_drop
-        if not samples:
-            return None, "no answer could be compared: the original's differ each time, are None, or fail alone"
+    samples, excluded = scored.get("samples", 0), _EXCLUDED * max_drop
+    undecided = highest is not None and float(highest) > excluded and not scored.get("same")
+    if undecided and not samples:
+        return None, "no answer could be compared: the original's differ each time, are None, or fail alone"
+    if undecided and max_drop > 0:
         return None, f"{count(samples)} requests are too few to exclude a loss of {excluded:.3g}: {figures}"
     return True, figures
 

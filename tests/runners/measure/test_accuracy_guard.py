@@ -53,8 +53,9 @@ def test_answers_that_failed_are_the_reason_before_the_loss_that_they_are() -> N
     assert allowed is False and said.startswith("400 answers failed or became NaN or infinite: accuracy 1 -> 0")
 
 
-def test_answers_that_could_not_be_compared_decide_nothing() -> None:
-    allowed, said = judge(scored(0.0, samples=0, loss=0.0, loss_lo=-1.0, loss_hi=1.0), 1.0, 0.01)
+@pytest.mark.parametrize("max_drop", [0.0, 0.01])
+def test_answers_that_could_not_be_compared_decide_nothing(max_drop: float) -> None:
+    allowed, said = judge(scored(0.0, samples=0, loss=0.0, loss_lo=-1.0, loss_hi=1.0), 1.0, max_drop)
     assert allowed is None and said.startswith("no answer could be compared")
 
 
