@@ -310,19 +310,20 @@ def _answer(model: Any, batch: Any) -> list[Any]:
 def _change(exact: Sequence[Sequence[Any]], changed: Sequence[Sequence[Any]]) -> float:
     """Root mean squared difference, each tensor relative to its own size.
 
-    For integers (classes, tokens) the square is the share that changed.
+    For integers (classes, tokens) the square is the share that changed. An answer of other shapes (more detections,
+    fewer) changed as a whole.
     """
     shares = []
     for first, second in zip(exact, changed, strict=True):
+        if [a.shape for a in first] != [b.shape for b in second]:
+            shares.append(1.0)
+            continue
         for a, b in zip(first, second, strict=True):
             if a.dtype.kind != "f":
-                shares.append(float(np.mean(a != b)) if a.shape == b.shape and a.size else float(a.shape != b.shape))
-                continue
-            size = float(np.square(a, dtype=np.float64).sum())
-            if a.shape != b.shape or size <= 0:
-                continue
-            apart = float(np.square(a.astype(np.float64) - b).sum()) / size
-            shares.append(apart if np.isfinite(apart) else 1e6)
+                shares.append(float(np.mean(a != b)) if a.size else 0.0)
+            elif (size := float(np.square(a, dtype=np.float64).sum())) > 0:
+                apart = float(np.square(a.astype(np.float64) - b).sum()) / size
+                shares.append(apart if np.isfinite(apart) else 1e6)
     return float(np.sqrt(np.mean(shares))) if shares else 0.0
 
 

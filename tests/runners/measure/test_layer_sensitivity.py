@@ -169,6 +169,13 @@ def test_of_classes_the_share_that_changed_counts() -> None:
     assert _change(exact, changed) == pytest.approx(0.25**0.5)
 
 
+def test_an_answer_with_more_detections_changed_as_a_whole() -> None:
+    """A layer that changes how many boxes are found must not seem to change nothing."""
+    boxes, more = np.ones((2, 4), np.float32), np.ones((3, 4), np.float32)
+    assert _change([[boxes], [boxes]], [[boxes], [more]]) == pytest.approx(0.5**0.5)
+    assert _change([[boxes]], [[boxes, boxes]]) == 1.0, "one output for each"
+
+
 def test_outputs_of_any_type_are_compared_and_inputs_stay_as_they_are() -> None:
     """Complex numbers are no classes, and a model may return an object or change its inputs in place."""
 
