@@ -189,11 +189,15 @@ class SideBySide:
             f"times for {arms} arms{unseen}."
         )
 
+    def _replay_s(self) -> float:
+        """About how long a replay takes on a fresh process."""
+        return self._stretch.duration_s - self._stretch.start_s + _DRAIN_S + self._base.starts_s[0]
+
     def _round_s(self) -> float:
         """About how long the first round takes from now on."""
         lead_in_s = self._lead_in.duration_s if self._lead_in is not None else 0.0
-        replay_s = lead_in_s + self._stretch.duration_s + _DRAIN_S + self._base.starts_s[0]
-        return (len(self._ideas) + (1 not in self._base.records)) * replay_s + len(self._ideas) * self._scoring_s
+        replays = len(self._ideas) + (1 not in self._base.records)
+        return replays * (lead_in_s + self._replay_s()) + len(self._ideas) * self._scoring_s
 
     def _replay_rounds(self) -> None:
         arms = [self._base, *self._ideas]
@@ -213,7 +217,7 @@ class SideBySide:
             # Answers are scored only once. The first arm's first replay may have been before the round.
             took_s = self.clock() - started - (self._scored_s - scored_s)
             if number == 1 and self._looked is self._base.records.get(1):
-                took_s += self._stretch.duration_s + _DRAIN_S + self._base.starts_s[0]
+                took_s += self._replay_s()
             if self._base.failure or all(tried.failure for tried in self._ideas) or self._left_s() < took_s:
                 return
 

@@ -87,7 +87,7 @@ class FakeArm:
         number = sum(label == self.label for label, _ in self.world.replays) + 1
         self.running()
         self.world.replays.append((self.label, round(traffic.duration_s, 1)))
-        self.world.now += traffic.duration_s
+        self.world.now += traffic.duration_s - traffic.start_s
         record = self._record(folder, traffic, number)
         folder.mkdir()
         if self.world.interrupt_at == (self.label, number):
@@ -219,6 +219,13 @@ def test_the_whole_traffic_is_replayed_until_the_budget_ends(run: Try, world: Wo
     assert 3 < found.rounds < MOST_ROUNDS
     assert world.now <= 120.0 + 15, "no more than the round that was under way"
     assert {seconds for _, seconds in world.replays} == {round(traffic_of(10.0).duration_s, 1)}
+
+
+def test_a_recording_that_begins_late_takes_no_longer(run: Try, world: World) -> None:
+    """Replays skip the hour before its first request."""
+    found = run({"half": 0.5}, lead_s=3600.0, budget_s=120.0)
+    assert found.whole and not found.notes and found.rounds > 3
+    assert world.now <= 120.0 + 15
 
 
 def test_a_stretch_with_slow_requests_is_replayed_if_the_whole_does_not_fit(run: Try, world: World) -> None:
