@@ -21,14 +21,14 @@ from latfix.capacity.next_load import Kind, next_load
 from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.errors import LatfixError
+from latfix.errors import InputError, LatfixError
 from latfix.formatting import counted
 from latfix.profilers.causes.host.core_takers import disturbance
 from latfix.results.comparison import costs
 from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
 from latfix.run_record.run_record import SCHEDULE, RunRecord
 from latfix.runners.replay.arm import Arm, Watch
-from latfix.runners.replay.run_session import Interrupted
+from latfix.runners.replay.run_session import Interrupted, new_folder
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.sweep.early_stop import BacklogWatch
 from latfix.runners.sweep.load_forecast import Simulated, load_errors_of
@@ -37,7 +37,7 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
-#: Maximum number of processes alive at once: each holds one model or more.
+#: Maximum number of processes alive at once: each holds one model or more. Only one if one fails next to others.
 _MOST_ALIVE = 6
 #: Maximum share of the budget for the first load; a rate above the recorded one takes less.
 _FIRST_SHARE = 0.25
@@ -74,6 +74,7 @@ class Sweep:
     _arms: dict[int, Arm] = field(default_factory=dict, init=False)
     _used: dict[int, bool] = field(default_factory=dict, init=False)
     _load_s: float = field(default=3.0, init=False)
+    _most_alive: int = field(default=_MOST_ALIVE, init=False)
     _first_error: LatfixError | None = field(default=None, init=False)
     _errors: dict[int, LoadErrors | None] = field(default_factory=dict, init=False)
     _guesses: dict[int, float] = field(default_factory=dict, init=False)
@@ -234,6 +235,10 @@ class Sweep:
 
     def _why_none(self, number: int, errors: LoadErrors | None) -> str:
         """Why a service meets the objective at no load, as far as that is known."""
+        point = min(self._replays[number], key=lambda one: one.load).point
+        if point.lost > self._outcome.target.allowed * sum(point.requests.values()):
+            first = f", the first: {point.error}" if point.error else ""
+            return f"{counted(point.lost, 'request')} of {sum(point.requests.values()):,} were lost there{first}"
         waiting, percentile = self._waiting(number), self._outcome.target.percentile
         cores = f"batches wait for a core {100 * waiting:.0f} % of their time" if waiting > _WAITING else ""
         least = "" if errors is None else f"{1e3 * math.exp(errors.curve.level[0]):.3g} ms"
@@ -277,7 +282,7 @@ class Sweep:
         """Replay one point; a setting that fails is left out."""
         outcome = self._outcome
         schedule = outcome.part.at(load)
-        folder = self.out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}"
+        folder = new_folder(self.out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}")
         began = self.clock() - self._began
         try:
             arm = self._arm(setting)
@@ -288,6 +293,15 @@ class Sweep:
                 self._used[setting.number] = False
             record, cut_s, hopeless = self._replay(arm, folder, schedule, load)
         except LatfixError as error:
+            others = [arm for number, arm in self._arms.items() if arm.primed and number != setting.number]
+            if others and not isinstance(error, InputError):  # memory may not hold them all
+                for other in others:
+                    other.restart()
+                before, self._most_alive = self._most_alive, 1
+                self._measure(setting, load, kind)
+                if setting.failure:
+                    self._most_alive = before
+                return
             setting.failure = error.message
             self._first_error = self._first_error or error
             self.say(f"{setting.label}: failed, and is left out: {error.message}")
@@ -322,7 +336,7 @@ class Sweep:
             arm = self.new_arm(setting.label, self.spec, setting.settings, self.fixes, log)
         self._arms[setting.number] = arm
         alive = [number for number, other in self._arms.items() if other.primed and number != setting.number]
-        for number in alive[: max(0, len(alive) - _MOST_ALIVE + 1)]:
+        for number in alive[: max(0, len(alive) - self._most_alive + 1)]:
             self._arms[number].restart()
         return arm
 

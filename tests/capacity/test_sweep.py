@@ -32,11 +32,15 @@ GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
 class World(SweepWorld):
-    """A simulated world whose services may fail to start, or be interrupted; slower one by one than in batches."""
+    """A simulated world whose services may fail to start, or be interrupted; slower one by one than in batches.
+
+    :param room: how many of them memory holds.
+    """
 
     fail: set[str]
     interrupt_at: int | None = None
     slower: float = 1.0
+    room: int = 99
 
     def service(self, settings: RunnerSettings) -> float:
         """Seconds of a request."""
@@ -61,6 +65,8 @@ class FailingArm(SimulatedArm):
         assert (folder / "traffic.parquet").exists()
         if self.label in self.world.fail:
             raise RunnerError("the model does not fit")
+        if len(self.world.alive - {self.label}) >= self.world.room:
+            raise RunnerError("out of memory")
         super().prime(folder)
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
@@ -321,6 +327,14 @@ def test_few_processes_are_alive_at_once(world: World, tmp_path: Path) -> None:
     assert len(set(world.starts)) > 6 >= world.most_alive
 
 
+def test_services_that_memory_does_not_hold_together_are_loaded_one_at_a_time(world: World, tmp_path: Path) -> None:
+    world.room = 1
+    variants = [{"max_batch_size": size} for size in (1, 2, 4)]
+    outcome = run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=60.0)
+    assert not any(setting.failure for setting in outcome.settings)
+    assert {one.setting for one in outcome.measured} == {0, 1, 2} and world.most_alive == 1
+
+
 def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path) -> None:
     world.lost = 0.3
     outcome = run(world, make_traffic(300, 20.0), tmp_path, requests=300, budget_s=600.0)
@@ -328,6 +342,7 @@ def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path
     assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"
     assert document.gate is not None and document.gate.passed is False
     assert document.best is None
+    assert re.search(r"misses it; \d+ requests of 300 were lost there", document.settings[0].largest.reason)
 
 
 def test_the_budget_ends_a_replay_that_it_does_not_hold(world: World, tmp_path: Path) -> None:
