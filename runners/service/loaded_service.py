@@ -102,6 +102,7 @@ class Service:
         """
         if not len(traffic):
             return
+        started = time.perf_counter()
         check_key(self.settings, traffic)
         check_inputs(self.models.adapter, traffic)
         self._convert(traffic)
@@ -111,18 +112,15 @@ class Service:
         # Capturing releases memory that batches need in addition to their graphs.
         made = self.settings.compile != "off" or bool(self.models.graphed())
         wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if made else 0)
-        if self.settings.keep_warm_ms and not wanted:
-            self._keep_smallest(self._representative(traffic, 1))
-        if not wanted:
-            return
-        started = time.perf_counter()
-        inputs = self._representative(traffic, wanted)
-        self._keep_smallest(inputs)
-        # On a device each worker has its own streams and buffers, even with a shared model.
-        on_device = self.models.instances[0].accelerator is not None
-        for instance in self.models.instances if on_device else self.models.distinct():
-            as_worker(self.settings, partial(self._run_sizes, instance, inputs))
-        self.warmup.shapes += len(inputs)
+        if wanted or self.settings.keep_warm_ms:
+            inputs = self._representative(traffic, wanted or 1)
+            self._keep_smallest(inputs)
+        if wanted:
+            # On a device each worker has its own streams and buffers, even with a shared model.
+            on_device = self.models.instances[0].accelerator is not None
+            for instance in self.models.instances if on_device else self.models.distinct():
+                as_worker(self.settings, partial(self._run_sizes, instance, inputs))
+            self.warmup.shapes += len(inputs)
         self.warmup.seconds += time.perf_counter() - started
 
     def _keep_smallest(self, inputs: Sequence[Any]) -> None:
@@ -177,9 +175,7 @@ class Service:
             return
         from latfix.runners.service.graph_capture import capture_graphs
 
-        started = time.perf_counter()
         capture_graphs(models, traffic, self.settings, pads=pool_applies(models.adapter))
-        self.warmup.seconds += time.perf_counter() - started
 
     def _learn_rows(self, traffic: Traffic) -> None:
         """Record which rows of embedding tables a sample of the traffic looks up."""

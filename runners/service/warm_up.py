@@ -36,7 +36,7 @@ _BETWEEN_S = 5.0
 
 @dataclass(slots=True)
 class Warmup:
-    """What warm-up did: batches run, shapes seen, seconds, and compilations among them.
+    """What warm-up did: batches run, shapes seen, seconds with conversions and captures, and compilations among them.
 
     :param least_runs: minimum runs per batch of what replaces the model's operators; ``None`` if no batch was run.
     """

@@ -81,6 +81,7 @@ def test_a_size_that_traffic_never_had_runs_as_the_original_and_is_not_counted(p
     assert [outcome.error for outcome in outcomes] == ["", ""]
     evidence = service.evidence(traffic())
     assert (evidence["batches_run"], evidence["batches_replaced"]) == (2, 1)
+    assert evidence["warmup_s"] >= 0.9 * evidence["conversions"][0]["seconds"] > 0, "part of the time to start"
     assert not verified(fuse_onnxruntime.FIX, service).effective
 
 
