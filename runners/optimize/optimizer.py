@@ -24,6 +24,7 @@ from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import FIXES, Applied, Fix
+from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import Proof, prove
 from latfix.runners.optimize.journal import Journal, entries_of
@@ -133,10 +134,14 @@ class Outcome:
         return [step for step in self.steps if step.status == "kept"]
 
     @property
+    def incomparable(self) -> bool:
+        """True if neither answers nor a score of the workload show what a fix does to answers."""
+        return self.answers is not None and self.answers.incomparable and self.accuracy_kind != "evaluate"
+
+    @property
     def accuracies(self) -> tuple[float | None, float | None]:
         """Of the first and the last settings; ``None`` if answers cannot be compared."""
-        incomparable = self.answers is not None and self.answers.incomparable and self.accuracy_kind != "evaluate"
-        return (None, None) if incomparable else (self.accuracy, self.final_accuracy)
+        return (None, None) if self.incomparable else (self.accuracy, self.final_accuracy)
 
     @property
     def verdict(self) -> str:
@@ -285,10 +290,11 @@ class Optimizer:
         outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
         if search.planner is not None:
             outcome.shares = search.planner.shares(search.best)
-        if (why := self._bench.room.alone) and not any(why in note for note in outcome.notes):
+        room = self._bench.room
+        if (why := room.alone) and not any(why in note for note in outcome.notes):
             outcome.notes.append(
-                f"The search held one service on the device at a time: {why}. Each was restarted before its replays, "
-                "which takes longer."
+                f"The search held one service {'on the device ' if room.on_device else ''}at a time: {why}. Each was "
+                "restarted before its replays, which takes longer."
             )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
@@ -373,7 +379,7 @@ class Optimizer:
         if forecast is not None and trusted(forecast):
             self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
-        fixes = _fixes(outcome.answers)
+        fixes = _fixes(outcome, throughput=options.throughput)
         known = {fix.id: fix for fix in fixes}
 
         def planner(obstacle: Obstacle) -> Planner | None:
@@ -409,7 +415,7 @@ class Optimizer:
         seconds, began = min(_FINAL_SHARE * self._options.budget_s, bench.left_s()), time.monotonic()
         before = bench.arm("before", self._first_settings, ())
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
-        at_once = not bench.room.on_device
+        at_once = not (bench.room.on_device or bench.room.alone)
         if at_once:  # how long that takes now decides how much traffic a round may replay
             start_at_once(before, after)
         traffic = bench.final_traffic(seconds, time.monotonic() - began if at_once else None)
@@ -539,7 +545,21 @@ def _key(percentile: float) -> str:
     return min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile / 100))
 
 
-def _fixes(answers: AnswerCheck | None) -> list[Fix]:
-    """All fixes; those that only regroup batches count as changing no answer if answers did not depend on batches."""
+def _fixes(outcome: Outcome, *, throughput: bool) -> list[Fix]:
+    """All fixes; those whose effect could not be judged have a precondition that is not met.
+
+    Those that only regroup batches count as changing no answer if answers did not depend on batches.
+    """
+    answers = outcome.answers
     same = answers is not None and answers.compared >= _COMPARED and not answers.differing
-    return [replace(fix, changes_outputs=False) if same and fix.mates_only else fix for fix in FIXES]
+    fixes = [replace(fix, changes_outputs=False) if same and fix.mates_only else fix for fix in FIXES]
+
+    def unjudged(fix: Fix) -> str:
+        if outcome.incomparable and fix.changes_outputs:
+            return "it may change answers, and this service's cannot be compared"
+        return "it changes the order of requests, not how many are served" if throughput and fix.reorders else ""
+
+    return [
+        replace(fix, needs=(*fix.needs, need(lambda _: False, why))) if (why := unjudged(fix)) else fix
+        for fix in fixes
+    ]

@@ -37,21 +37,26 @@ def compare_windows(pairs: Pairs, seed: int) -> Comparison:
     return compare_rounds([without], [record], seed=seed, smallest=SMALLEST, rule=SCREENING)
 
 
-def decide(comparison: Comparison) -> tuple[str, str]:
-    """Status and reason of a step, by the ratios of the windows' tail and of the mean."""
-    tail, mean = comparison.ratio[SCREENED], comparison.ratio["mean"]
-    figures = f"{SCREENED} {shown(tail)}, mean {shown(mean)}"
+def decide(comparison: Comparison, goal: str = SCREENED) -> tuple[str, str]:
+    """Status and reason of a step, by the ratios of the windows' tail and of the mean.
+
+    :param goal: the statistic to minimize; if it is the mean or the median, it takes the place of the tail.
+    """
+    key = goal if goal in ("mean", "p50") else SCREENED
+    tail, mean = comparison.ratio[key], comparison.ratio["mean"]
+    figures = ", ".join(f"{each} {shown(comparison.ratio[each])}" for each in dict.fromkeys((key, "mean")))
     lost = comparison.before.success - comparison.after.success
     if lost > _MOST_LOST:
         return "rejected", f"{100 * lost:.1f} % more of the requests did not end ok; {figures}"
     (tail_lo, tail_hi), (mean_lo, mean_hi) = tail.bounds, mean.bounds
     # The mean covers only requests that ended ok: losing more of them must not count as a gain.
     mean_counts = tail.value <= 1 and lost <= 0
+    tail_counts = key != "mean" or mean_counts
     if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1):
         return "rejected", f"worse: {figures}"
-    if tail_hi < 1 or (mean_hi < 1 and mean_counts):
+    if (tail_hi < 1 and tail_counts) or (mean_hi < 1 and mean_counts):
         return "kept", figures
-    if tail.hi < _LARGE or (mean.hi < _LARGE and mean_counts):
+    if (tail.hi < _LARGE and tail_counts) or (mean.hi < _LARGE and mean_counts):
         return "kept", f"a large gain: {figures}"
     if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1):
         return "rejected", f"worse: {figures}"

@@ -92,6 +92,24 @@ def test_a_large_change_needs_less_than_the_decision_bounds(p95: Bounds, mean: B
     assert decide(replace(found, ratio=open_bounds))[0] == status
 
 
+@pytest.mark.parametrize(
+    ("goal", "p95", "mean", "lost", "status"),
+    [
+        ("mean", WORSE, BETTER, 0, "kept"),
+        ("mean", BETTER, WORSE, 0, "rejected"),
+        ("mean", BETTER, SAME, 0, "no_gain"),
+        ("mean", SAME, BETTER, 5, "undecided"),  # it is the mean of the others
+        ("p50", WORSE, BETTER, 0, "kept"),
+        ("p50", WORSE, BETTER, 5, "kept"),
+        ("p99", WORSE, BETTER, 0, "rejected"),
+    ],
+)
+def test_the_goal_takes_the_place_of_the_tail(goal: str, p95: Bounds, mean: Bounds, lost: int, status: str) -> None:
+    found = comparison(p95, mean, lost=lost)
+    found = replace(found, ratio={**found.ratio, "p50": found.ratio["mean"]})
+    assert decide(found, goal)[0] == status
+
+
 def test_lost_requests_are_no_gain_in_latency() -> None:
     assert decide(comparison(BETTER, BETTER, lost=9))[0] == "kept"
     status, reason = decide(comparison(BETTER, BETTER, lost=11))

@@ -79,6 +79,7 @@ FIX = Fix(
     treats=("memory.page_faults", "memory.allocator", "memory.fragmentation", "batching.size"),
     relief=0.2,
     risk="smaller batches of large inputs; requests that do little work for their memory wait longer",
+    reorders=True,
     needs=(
         at_default("memory_limit_mb", "batches are kept below {} MB already"),
         need(

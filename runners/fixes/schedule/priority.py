@@ -58,6 +58,7 @@ FIX = Fix(
     relief=0.5,
     gentle=True,
     risk="requests of a higher class wait for lower ones that have waited long",
+    reorders=True,
     needs=(at_default("ageing_ms", "waiting requests gain a class every {:g} ms already"), _class_starves),
     sets=lambda context: {"ageing_ms": choose_ageing_ms(context.record, context.settings, context.settings.schedule)},
     verify=_verify,

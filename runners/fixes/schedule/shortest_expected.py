@@ -71,6 +71,7 @@ FIX = Fix(
     relief=0.2,
     gentle=True,
     risk="long requests wait longer, at most one ageing interval for each typical request of the same total work",
+    reorders=True,
     needs=(at_default("schedule", "the queue is ordered by {} already"), _order_pays),
     sets=_sets,
     verify=_verify,
