@@ -1,7 +1,7 @@
-"""Which services of a search share a device: a stopped process keeps the device memory that it holds.
+"""Which services of a search are in memory at the same time: a stopped process keeps the memory that it holds.
 
-Two services that fit stay alive, and one is stopped while the other is timed, as on the host. If they do not fit, or
-a fix acts on the device's memory itself, the idle one is ended.
+Two services that fit stay alive, and one is stopped while the other is timed. If they do not fit, or a fix acts on
+the device's memory itself, the idle one is ended. On the host a third one, the first settings', stays if it fits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NO_OTHER = "it is not compared with another service"
 
 
 class DeviceRoom:
-    """Which arms of one search may share the device; on the host all may.
+    """Which arms of one search may be loaded at the same time.
 
-    :ivar alone: why no two services may share the device; empty if they may.
+    :ivar alone: why no two services may be; empty if they may.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,21 @@ class DeviceRoom:
         self._crowding: dict[str, str] = {}
 
     def begin(self, baseline: RunRecord) -> None:
-        """Assume that each service holds as much memory as the first one did, alone on the device."""
+        """Assume that each service holds as much memory as the first one did, alone."""
         self._baseline, self.alone = baseline, no_room(baseline)
 
     @property
     def on_device(self) -> bool:
         """True if the models are on a device other than the CPU."""
         return self._baseline is not None and self._baseline.meta.device != "cpu"
+
+    @property
+    def tight(self) -> bool:
+        """True if only the two services that are compared may hold memory."""
+        if self._baseline is None or self.on_device or self.alone:
+            return self._baseline is not None
+        held, left = _on_host(self._baseline)
+        return 0 < left < 2 * held
 
     def alone_with(self, fixes: Sequence[Fix]) -> str:
         """Why a service with additional fixes must have the device to itself; empty if it may share it."""
@@ -57,8 +65,8 @@ class DeviceRoom:
         return next((self._crowding[fix.id] for fix in fixes if fix.id in self._crowding), "")
 
     def alone_uncompared(self) -> str:
-        """Why a service that is not compared with another one has the device to itself; empty on the host."""
-        return _NO_OTHER if self.on_device else ""
+        """Why a service that is not compared with another one is alone; empty if others may stay on the host."""
+        return _NO_OTHER if self.on_device else self.alone
 
     def adopt(self, arm: Arm) -> None:
         """Make this arm the one that others are compared with; it may hold more memory than the first one."""
@@ -87,16 +95,19 @@ class DeviceRoom:
 
 
 def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
-    """Why two services cannot share the device, in one clause; empty if they can, and on the host.
+    """Why two services cannot be loaded at the same time, in one clause; empty if they can.
 
-    All memory that was in use when the baseline ended counts as the service's own: what a backend holds outside
-    torch's allocator is unknown, and a neighbor's memory is not available to a second service either.
+    On the host, what was left next to the first one must hold another one. On a device, all memory that was in use
+    when the baseline ended counts as the service's own: what a backend holds outside torch's allocator is unknown,
+    and a neighbor's memory is not available to a second service either.
 
     :param baseline: of a service that had the device to itself.
     :param latest: of the current best, which may hold more.
     """
     if baseline.meta.device == "cpu":
-        return ""
+        held, left = _on_host(baseline, latest)
+        what = f"one holds {mib(held)}, {mib(left)} are left next to it"
+        return f"both services do not fit into memory ({what})" if 0 < left < held else ""
     devices = by_device(baseline)
     if not devices:
         return "the device memory of a service is not known"
@@ -110,6 +121,12 @@ def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
             where = "the device" if len(devices) == 1 else name
             return f"both services do not fit on {where} (one holds {mib(held)} of {mib(known['total_bytes'])})"
     return ""
+
+
+def _on_host(baseline: RunRecord, latest: RunRecord | None = None) -> tuple[int, int]:
+    """Bytes that a service held at most, and that were left next to the first one; 0 if unknown."""
+    first = baseline.meta.memory
+    return max(first.peak_bytes, 0 if latest is None else latest.meta.memory.peak_bytes), first.available_bytes
 
 
 def _peak(known: Mapping[str, Any]) -> int:

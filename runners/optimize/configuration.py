@@ -36,6 +36,11 @@ class Choice:
             return self.fix.id
         return f"{self.fix.id} ({', '.join(f'{name} = {value}' for name, value in self.change.items())})"
 
+    @property
+    def suspect(self) -> str:
+        """What is suspected if answers differ: its fix, or for all fixes that only regroup batches, the batches."""
+        return "batches" if self.fix.mates_only else self.fix.id
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:

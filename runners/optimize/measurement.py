@@ -78,7 +78,7 @@ class Bench:
     :param budget_s: seconds for everything, from now.
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
     :ivar replays: number of replayed pairs of windows.
-    :ivar room: which arms may share a device; of two that may not, the idle one is ended instead of stopped.
+    :ivar room: which arms may be loaded together; of two that may not, the idle one is ended instead of stopped.
     :ivar broken: error messages of services that did not run, by their fixes.
     """
 
@@ -154,8 +154,8 @@ class Bench:
         return arm
 
     def ready(self, arm: Arm) -> Mapping[str, Any]:
-        """What an arm's process reported when it started; on a device, an ended process is not restarted for it."""
-        if self.room.on_device and arm.ready_message and not arm.failed:
+        """What an arm's process reported when it started; if memory is tight, an ended one does not restart."""
+        if self.room.tight and arm.ready_message and not arm.failed:
             return arm.ready_message
         self.room.close_others(arm, self._arms)
         return arm.ready
@@ -260,7 +260,7 @@ class Bench:
         self.room.close_others(arm, self._arms)
         again, started = bool(arm.ready_message) and not arm.loaded, time.monotonic()
         arm.prime(self.out / "baseline")
-        if again and self.room.on_device:  # on the host, arms restart only for cold fixes
+        if again and self.room.tight:  # otherwise arms restart only for cold fixes
             self._restart_s = time.monotonic() - started
 
     def settle(self, arm: Arm) -> None:

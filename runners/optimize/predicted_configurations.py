@@ -65,7 +65,8 @@ class Planner:
 
     :param costs: by :func:`way`, how the time of batches changes.
     :param paces: by :func:`way`, how much longer batches took than predicted, one figure for each replay.
-    :param refused: ways that were rejected for their answers or did not run.
+    :param refused: choices that together did not run, by :attr:`Choice.words`, or were rejected, by
+        :attr:`Choice.suspect`.
     :ivar simulations: number of simulated configurations.
     """
 
@@ -75,7 +76,7 @@ class Planner:
     obstacle: Obstacle
     costs: dict[tuple[str, ...], BatchCost | None] = field(default_factory=lambda: {(): None})
     paces: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
-    refused: set[tuple[str, ...]] = field(default_factory=set)
+    refused: set[frozenset[str]] = field(default_factory=set)
     simulations: int = 0
     _seen: dict[tuple[Serving, tuple[tuple[float, float], ...]], dict[str, float]] = field(default_factory=dict)
 
@@ -114,11 +115,12 @@ class Planner:
         return replace(configuration.serving(self.costs[known]), pace=statistics.geometric_mean(shown))
 
     def score(self, configuration: Configuration, within: Bounds = ()) -> float:
-        """Predicted :meth:`Goal.score`; infinite if its way to run the model was refused.
+        """Predicted :meth:`Goal.score`; infinite if choices of it were refused.
 
         :param within: as in :meth:`predict`.
         """
-        if way(configuration) in self.refused:
+        named = {name for choice in configuration.choices for name in (choice.words, choice.suspect)}
+        if any(each <= named for each in self.refused):
             return math.inf
         return self.goal.score(self.predict(configuration, within).ratio)
 

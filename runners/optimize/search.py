@@ -180,17 +180,16 @@ class Search:
         for each in self.alternatives:
             if each.status == "ready" and self.planner is not None:
                 self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
-        accuracy = self.base.accuracy
+        kept: Trial | None = None
         for trial in self.trials:
             if self.planner is not None:
                 _refuse(self.planner, trial)
                 for configuration, pace in zip((self.best, trial.configuration), trial.paces, strict=False):
                     self.planner.take(configuration, pace)
             if trial.status == "kept":
-                self.best_score, self.best = trial.score, self._without_ineffective(trial.configuration)
-                accuracy = self.base.accuracy if trial.accuracy is None else trial.accuracy
-        if self.best.choices:
-            self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
+                kept, self.best = trial, self._without_ineffective(trial.configuration)
+        if kept is not None:
+            self._return_to(kept)
             self.bench.room.adopt(self.arm)
 
     def run(self) -> None:
@@ -243,13 +242,17 @@ class Search:
         self.best, self.best_score, self.arm = Configuration(self.first), 0.0, self.base
         known = [trial for trial in self.trials if trial.status == "kept" and trial.comparison is not None]
         if known:
-            self.best = self._without_ineffective(known[-1].configuration)
-            self.best_score = known[-1].score
-            self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, known[-1].accuracy)
+            self._return_to(known[-1])
         elif self.planner is not None:
             self._keep_untried(self.planner)
         self._record_progress()
         return bool(self.best.choices)
+
+    def _return_to(self, trial: Trial) -> None:
+        """Make a configuration that was replayed before the current best."""
+        self.best, self.best_score = self._without_ineffective(trial.configuration), trial.score
+        accuracy = self.base.accuracy if trial.accuracy is None else trial.accuracy
+        self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
 
     # -- 1. ways to run the model
 
@@ -445,7 +448,8 @@ class Search:
 
     def _use_rest(self) -> None:
         """Nothing is kept, so the time of the final replay is free: let it test the most promising configuration."""
-        if not self._trials_left:
+        self._keep_undecided()
+        if self.best.choices or not self._trials_left:
             return
         if self.planner is not None:
             self._keep_untried(self.planner)
@@ -455,15 +459,35 @@ class Search:
         if not self.best.choices:
             self._keep_addition()
 
+    def _keep_undecided(self) -> None:
+        """Leave the undecided configuration with the largest measured gain to the final replay."""
+        likely = [each for each in self.trials if each.status == "undecided" and each.score < math.log(_LIKELY)]
+        for trial in sorted(likely, key=lambda each: each.score):
+            fixes = [choice.fix for choice in self._without_ineffective(trial.configuration).choices]
+            if not fixes or self.bench.left_s() < self.bench.least_round_s(fixes):
+                continue
+            kept = replace(trial, status="kept", reason=f"likely a gain; the final replay tests it: {trial.reason}")
+            self.trials = [kept if each is trial else each for each in self.trials]
+            self._return_to(kept)
+            self.say(f"{kept.configuration.words}: {kept.reason}")
+            self._record_progress()
+            return
+
     def _keep_untried(self, planner: Planner) -> None:
         """Leave the best untried configuration to the final replay, if it is predicted to gain enough."""
-        for best in self._ranked(planner, {(), *(trial.configuration.key for trial in self.trials)}):
-            ratio, score = planner.predict(best).ratio, planner.score(best)
+        seen, key = {(), *(trial.configuration.key for trial in self.trials)}, self.goal.key
+        while not self.best.choices:
             # The score also counts the mean: it alone must not speak for a plan.
-            if ratio[self.goal.key] <= _UNTRIED and score <= math.log(_UNTRIED):
-                self._keep_unproven(best, score, f"predicted {_ratio_words(ratio, self.goal.key)}")
-            if self.best.choices:
+            found = (
+                each
+                for each in self._ranked(planner, seen)
+                if planner.score(each) <= math.log(_UNTRIED) and planner.predict(each).ratio[key] <= _UNTRIED
+            )
+            if (best := next(found, None)) is None:
                 return
+            seen.add(best.key)
+            predicted = _ratio_words(planner.predict(best).ratio, key)
+            self._keep_unproven(best, planner.score(best), f"predicted {predicted}")
 
     def _keep_addition(self) -> None:
         """Leave the most promising fix that the forecast cannot simulate to the final replay."""
@@ -629,8 +653,8 @@ class Search:
         self._record_progress()
 
     def _make_room(self, idle: Arm) -> None:
-        """Close an idle service on a device, so that only the two that are compared hold memory there."""
-        if self.bench.room.on_device and self.arm is not self.base:
+        """Close an idle service if there is only memory for the two that are compared."""
+        if self.bench.room.tight and self.arm is not self.base:
             idle.close()
 
     def _without_ineffective(self, configuration: Configuration) -> Configuration:
@@ -658,7 +682,7 @@ class Search:
         cold = bool(added) and all(choice.fix.cold for choice in added)
         pairs = bench.screen(self.arm, candidate, cold=cold)
         comparison = compare_windows(pairs, bench.seed)
-        status, reason = decide_cold(pairs) if cold else decide(comparison)
+        status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal.key)
         gained = self.goal.score(ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
         prediction, paces = None, tuple[float, ...]()
         if planner is not None and not cold and planner.knows(self.best) and planner.knows(configuration):
@@ -677,7 +701,7 @@ class Search:
             configuration=configuration,
             status=status,
             reason=reason,
-            score=self.best_score + gained,
+            score=self.best_score + (0.0 if cold else gained),  # few of the traffic's requests are first ones
             comparison=comparison,
             prediction=prediction,
             scored=scored,
@@ -893,12 +917,19 @@ def _trial_step(
 
 
 def _refuse(planner: Planner, trial: Trial) -> None:
-    """Rule out all configurations that run the model like a trial that was rejected or did not run."""
-    if trial.comparison is None and trial.status in ("rejected", "not_effective"):
-        # Its answers differ on any number of cores.
-        answers = {choice.words for choice in trial.configuration.measured if choice.fix.changes_outputs}
-        out = answers if answers and trial.status == "rejected" else set(way(trial.configuration))
-        planner.refused |= {each for each in planner.costs if out and out <= set(each)}
+    """Rule out all configurations with what may be the reason that a trial was rejected or did not run.
+
+    Of several choices it is not known which one, so each remains possible without the others. Answers differ on any
+    number of cores and in batches of any size, but a service may run with smaller ones.
+    """
+    if trial.comparison is not None or trial.status not in ("rejected", "not_effective"):
+        return
+    choices = trial.configuration.choices
+    if trial.status == "rejected":
+        likely = {each.suspect for each in choices if each.fix.changes_outputs}
+    else:
+        likely = {each.words for each in choices if each.measured or each.fix.changes_outputs or each.fix.mates_only}
+    planner.refused.add(frozenset(likely or trial.configuration.key))
 
 
 def _ratio_words(ratio: Mapping[str, float], key: str) -> str:

@@ -92,9 +92,12 @@ class World:
     :param paces: by variable, the ratio of a batch's compute, if it differs from the factor.
     :param shown: by variable, how much longer batches take in replays than predicted.
     :param limits: by ``max_batch_size``, a factor of the latency; ``shares``: by workers, also of compute.
+    :param mixing: by ``max_batch_size``, the accuracy of answers in such batches.
     :param keep: layers that must keep their precision.
     :param first_use: factor of the latency of a request that a process has not served before.
+    :param memory: of a service on the host, and what is left; empty if unknown.
     :param device: that the services run on; ``None`` for the host.
+    :ivar most: largest number of services that were loaded at the same time.
     """
 
     scores: dict[str, float] = field(default_factory=dict)
@@ -111,8 +114,11 @@ class World:
     shown: dict[str, float] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
+    mixing: dict[int, float] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
     first_use: float = 1.0
+    memory: dict[str, int] = field(default_factory=dict)
+    most: int = 0
     device: Device | None = None
     records: dict[Path, RunRecord] = field(default_factory=dict)
     replays: list[tuple[str, str, bool]] = field(default_factory=list)
@@ -217,6 +223,7 @@ class FakeArm:
                 device.starts.append(self.label)
                 device.most = max(device.most, 1 + sum(arm.alive for arm in self.world.arms))
             self.alive, self.failed = True, False
+            self.world.most = max(self.world.most, sum(arm.alive for arm in self.world.arms))
             self.ready_message = {"evaluates": self.world.evaluates, "default_collate": True}
             self.start_s = self.world.first_load_s if len(self.world.replays) == 0 else LOAD_S
             self.world.now += self.start_s
@@ -262,7 +269,8 @@ class FakeArm:
         if do == "evaluate":
             if "save" in _more:
                 plain_archive.save(Path(_more["save"]), None)
-            score = min([1.0, *(self.world.scores.get(name, 1.0) for name in self.settings.env)])
+            own = [self.world.scores.get(name, 1.0) for name in self.settings.env]
+            score = min([self.world.mixing.get(self.settings.max_batch_size, 1.0), *own])
             return {
                 "score": score,
                 "kind": "evaluate" if self.world.evaluates else "agreement",
@@ -286,10 +294,10 @@ class FakeArm:
         factor = float(np.prod([float(env[k]) for k in env if k not in self.world.silent]))
         factor *= self.world.limits.get(self.settings.max_batch_size, 1.0) * (PROFILED if self.profiled else 1.0)
         factor *= self.world.shares.get(self.settings.workers, 1.0)
-        stalls, meta = self._work(), dict[str, Any]()
+        stalls, meta = self._work(), dict[str, Any](memory=self.world.memory)
         factor *= STALLING if stalls else 1.0
         if device := self.world.device:
-            meta = {"device": "cuda:0", "device_memory": device.reported(self.world.arms, self, stalls)}
+            meta |= {"device": "cuda:0", "device_memory": device.reported(self.world.arms, self, stalls)}
         record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings, **meta)
         self.last = folder.name
         numbers = traffic.features["number"].astype(int)

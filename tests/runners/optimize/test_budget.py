@@ -52,6 +52,18 @@ def test_a_fix_for_which_a_trial_has_no_time_goes_to_the_final_replay(search: An
     assert 35.0 < world.now <= 70.0
 
 
+def test_a_likely_gain_that_no_replay_decided_goes_to_the_final_replay(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the time of the final replay would pass unused, and the plan stay empty."""
+    monkeypatch.setattr("latfix.runners.optimize.search.decide", lambda *_: ("undecided", "the data cannot tell"))
+    outcome = search(world.fix("SMALL", 0.9), world.fix("LARGE", 0.7), world.fix("NONE", 1.0))
+    assert world.statuses(outcome) == {"a.LARGE": "kept", "a.SMALL": "undecided", "a.NONE": "undecided"}
+    assert outcome.verdict == "improved" and outcome.final_accuracy == 1.0
+    none = search(world.fix("NONE", 1.0), folder="none")
+    assert none.final is None and world.statuses(none) == {"a.NONE": "undecided"}
+
+
 def test_a_fix_that_only_the_final_replay_tested_and_found_slower_is_rejected(search: Any, world: Any) -> None:
     outcome = search(world.fix("SLOWER", 1.5), budget_s=70.0)
     assert world.statuses(outcome) == {"a.SLOWER": "rejected"}

@@ -134,7 +134,7 @@ def test_a_replay_corrects_all_configurations_with_the_same_way(plan: Callable[.
 
 def test_a_refused_way_is_never_the_best(plan: Callable[..., Planner]) -> None:
     planner = plan(max_batch=1)
-    planner.refused.add(("fast",))
+    planner.refused.add(frozenset({"fast"}))
     assert planner.score(Configuration(planner.first, (FAST, *limits(2)))) == math.inf
 
 

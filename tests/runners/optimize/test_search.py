@@ -102,6 +102,7 @@ def test_after_a_cold_fix_the_remaining_tail_is_that_of_the_best_before_it(searc
     assert world.statuses(outcome) == {"a.A": "kept", "a.COLD": "kept"}
     latest = {arm.label: arm.latest for arm in world.arms}
     assert latest["a.A"] is not None and latest["a.COLD"] is latest["a.A"]
+    assert outcome.trials[1].score == outcome.trials[0].score, "first requests say nothing of the traffic"
 
 
 def test_a_plan_whose_part_alone_does_not_run_is_proved_all_the_same(search: Any, world: Any) -> None:
@@ -281,6 +282,45 @@ def test_rejected_answers_are_not_scored_again_on_other_cores(search: Any, world
     outcome = search(model(world, "INT8", 0.5), workers(world, 2))
     assert world.statuses(outcome) == {"a.INT8": "rejected", "a.WORKERS": "kept"}
     assert len(scored(world)) == 2
+
+
+def test_batches_that_change_answers_rule_out_no_other_fix(search: Any, world: Any) -> None:
+    """Larger batches are predicted to help each way to run the model, and padding changes answers in any of them."""
+    world.limits, world.mixing = {4: 0.7, 8: 0.6}, {4: 0.9, 8: 0.9}
+    size = replace(limits(world, 4, 8), changes_outputs=True, mates_only=True)
+    outcome = search(model(world, "FAST", 0.5), size)
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.LIMIT": "rejected"}
+    assert dict(outcome.settings.env) == {"FAST": "0.5"} and outcome.verdict == "improved"
+    assert scored(world) == ["before", "trial-1", "a.FAST"], "another size of batches is not scored"
+
+
+def test_of_batches_that_do_not_run_smaller_ones_are_tried(search: Any, world: Any) -> None:
+    def die(arm: Any, _name: str) -> None:
+        if arm.settings.max_batch_size == 8:
+            arm.close()
+            arm.failed = True
+            raise RunnerError("out of memory")
+
+    world.limits, world.on_replay = {4: 0.7, 8: 0.6}, die
+    outcome = search(limits(world, 4, 8))
+    assert [trial.status for trial in outcome.trials] == ["not_effective", "kept"]
+    assert outcome.settings.max_batch_size == 4 and outcome.verdict == "improved"
+
+
+def test_what_may_change_answers_is_not_tried_if_they_cannot_be_compared(search: Any, world: Any) -> None:
+    world.evaluates = False
+    world.answers = AnswerCheck(outputs=(), compared=0, differing=0, repeated=4, unrepeatable=2).to_json()
+    outcome = search(model(world, "FAST", 0.5), world.fix("HEAP", 0.8))
+    assert world.statuses(outcome) == {"a.FAST": "skipped", "a.HEAP": "kept"}
+    assert world.step(outcome, "FAST").reason == "it may change answers, and this service's cannot be compared"
+    assert not any("FAST" in arm.settings.env for arm in world.arms)
+
+
+@pytest.mark.parametrize(("throughput", "status"), [(True, "skipped"), (False, "kept")])
+def test_an_order_of_requests_is_no_throughput(search: Any, world: Any, throughput: bool, status: str) -> None:
+    """The mean latency falls, and no more requests are served."""
+    outcome = search(world.fix("ORDER", 0.5, reorders=True), throughput=throughput, goal="mean")
+    assert world.statuses(outcome) == {"a.ORDER": status}
 
 
 def test_a_fix_that_cannot_be_simulated_is_added_if_it_treats_the_remaining_tail(search: Any, world: Any) -> None:

@@ -116,6 +116,19 @@ def test_on_the_host_services_always_share(search: Any, world: Any) -> None:
     assert Counter(settling) == {"before": 2, "a.POOL": 2}, "once each"
 
 
+@pytest.mark.parametrize(("left", "most"), [(9, 1), (15, 2), (100, 3)])
+def test_on_the_host_as_many_services_are_loaded_as_memory_holds(
+    search: Any, world: Any, left: int, most: int
+) -> None:
+    """Each holds ten: the two that are compared, and the first settings' next to them."""
+    world.memory = {"peak_bytes": 10, "available_bytes": left}
+    outcome = search(world.fix("A", 0.7), world.fix("B", 0.7))
+    assert world.statuses(outcome) == {"a.A": "kept", "a.B": "kept"} and outcome.verdict == "improved"
+    assert world.most == most
+    note = "one service at a time: both services do not fit into memory"
+    assert any(note in each for each in outcome.notes) == (most == 1)
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

@@ -110,6 +110,7 @@ def test_a_refuted_plan_falls_back_to_the_best_one_before_it(search: Any, world:
     assert world.statuses(outcome) == {"a.GOOD": "kept", "a.LUCKY": "rejected"}
     assert world.step(outcome, "LUCKY").reason.startswith("tried as a.GOOD, a.LUCKY: slower in the final replay")
     assert outcome.verdict == "improved" and outcome.final.ratio["p99"].value == pytest.approx(0.6, rel=0.05)
+    assert outcome.final_accuracy == 1.0
     assert any("This one is the next best" in note for note in outcome.notes)
 
 
