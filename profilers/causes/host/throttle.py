@@ -6,15 +6,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    own_and_propagated,
-    reads,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated, reads
 from latfix.profilers.evidence.outside.service_process import THROTTLED, Counter
 from latfix.profilers.evidence.units import Evidence
 

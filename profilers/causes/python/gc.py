@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.formatting import counted, from_ns
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    parts_and_largest,
-    reads,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest, reads
 from latfix.profilers.evidence.outside.service_process import COLLECTIONS, CPU
 from latfix.profilers.evidence.units import Evidence
 

@@ -19,7 +19,6 @@ SHAPES = 8
 #: Minimum share of batches that a replacement of the model's operators must have run.
 _MOST_BATCHES = 0.95
 
-
 _OTHER_BACKEND = at_default("backend", "{} runs the model instead of torch's operators")
 
 
