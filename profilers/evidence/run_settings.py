@@ -10,6 +10,8 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.formatting import counted
 from latfix.profilers.evidence.device_idle import DeviceProfile
+from latfix.profilers.evidence.outside.outside_view import Serving
+from latfix.queueing.batch_inference import Rule
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
@@ -37,7 +39,7 @@ class Setup:
     :param device_profile: device activity of a few profiled batches; ``None`` if unknown.
     :param device_waits: lines of the model's code at which the host waits for the device.
     :param servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
-        latfix's own runner.
+        latfix's own runner. ``rule`` how they gather batches, if they do.
     :param expandable: torch's allocator maps pages on the device (expandable segments).
     :param copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
     """
@@ -63,6 +65,7 @@ class Setup:
     places: int = 1
     expandable: bool = False
     servers: int | None = None
+    rule: Rule | None = None
 
     @property
     def outside(self) -> bool:
@@ -70,24 +73,29 @@ class Setup:
         return self.servers is not None
 
     @classmethod
-    def of(cls, meta: RunMeta, batches: Columns, rows: Columns, servers: int | None = None) -> Setup:
+    def of(cls, meta: RunMeta, batches: Columns, rows: Columns, serving: Serving | None = None) -> Setup:
         settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default: one thread per core.
         threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
         largest = int(batches["size"].max()) if len(batches["size"]) else 1
+        servers, rule = (None, None) if serving is None else (serving.servers, serving.rule)
         workers = servers or max(settings.workers, len(np.unique(batches["worker"])), 1)
         pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
         fault = float(calibration.get("minor_fault_ns", 0.0))
         window, most = _window_ms(settings)
+        if serving is not None:
+            window = most = 0.0 if rule is None else rule.window_ns / 1e6
         continuous = settings.batching == "continuous"
         overlapped = settings.overlap and meta.device != "cpu"
         return cls(
             # With continuous batching, every slot of a worker is a server that takes one request at a time.
-            max_batch=1 if continuous or servers is not None else max(settings.max_batch_size, largest),
-            window_ns=int(window * 1e6) if servers is None else 0,
-            window_most_ns=int(most * 1e6) if servers is None else 0,
+            max_batch=1 if continuous else max(settings.max_batch_size if serving is None else 1, largest),
+            window_ns=int(window * 1e6),
+            window_most_ns=int(most * 1e6),
             ageing_ns=int(settings.ageing_ms * 1e6),
-            recorded=settings.batching != "fixed"
+            # The queue's replay knows no other timer than the arrival of a batch's first request.
+            recorded=(rule is not None and rule.window_ns > 0 and rule.timer != "arrival")
+            or settings.batching != "fixed"
             or settings.schedule != "arrival"
             or overlapped
             # Routing depended on the estimated speed of each worker at the time.
@@ -96,18 +104,20 @@ class Setup:
             workers=workers,
             prepare_threads=max(settings.prepare_threads, pool),
             by_length=settings.batch_order == "length",
-            pooled=threads > 1 and servers is None,
+            pooled=threads > 1 and serving is None,
             on_device=meta.device.startswith("cuda"),
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
             calibrated=fault > 0,
-            overlapped=overlapped,
+            # An event loop hands out a batch's answers while the next one is computed.
+            overlapped=overlapped or rule is not None,
             device_profile=DeviceProfile.of(meta.device_profile),
             device_waits=meta.device_waits,
             copy_costs=_copy_costs(calibration),
             worker_devices=meta.worker_devices,
             places=settings.places,
             servers=servers,
+            rule=rule,
             expandable=bool(meta.device_memory.get("settings", {}).get("expandable_segments")),
         )
 
@@ -119,7 +129,7 @@ class Setup:
     @property
     def capacity_text(self) -> str:
         """``2 workers, batches of up to 8``, or for a service seen from outside ``2 servers``."""
-        if self.servers is not None:
+        if self.servers is not None and self.rule is None:
             return f"{self.servers} server{'s' * (self.servers != 1)}"
         return f"{counted(self.threads, 'worker')}, batches of up to {max(self.max_batch, self.places)}"
 
