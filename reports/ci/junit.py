@@ -86,7 +86,7 @@ def _properties(summary: Summary) -> ElementTree.Element:
     for prefix, arm in arms:
         for key in LATENCY_KEYS:
             if arm is not None and arm.latency_ms.get(key) is not None:
-                pairs.append((f"{prefix}{key_label(key)} ms", significant(arm.latency_ms[key])))
+                pairs.append((f"{prefix}{key_label(key)} ms", significant(arm.latency_ms[key]).replace(",", "")))
     for name, value in pairs:
         if not value:
             continue
