@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latfix.cli.shared.history_option import Recording, is_off
 from latfix.errors import EXIT_INTERRUPTED, InputError, RunnerError
@@ -103,7 +103,7 @@ def parse_gates(
     base = subject = None
     if baseline is not None:
         base = open_record(baseline)
-        subject = GateSubject.from_diagnosis(diagnosed(base).to_json())
+        subject = GateSubject.from_diagnosis(diagnosed(base))
         subject = subject.with_percentiles([gate.metric for gate in gates], base)
     recording = Recording.open(history, gates, record=record)
     return Gates(gates, subject, base if isinstance(base, RunRecord) else None, recording)
@@ -245,7 +245,7 @@ def conclude(
     from latfix.results.diagnosis import Source
 
     where = folder or record.folder
-    results, row, past = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
+    results, row, past = _judged(record, diagnosis, gates, seed=seed, interrupted=interrupted)
     source = diagnosis.source or Source(kind="replay", path=str(record.folder))
     restarts = diagnosis.restarts or _earlier(diagnosis, past)
     diagnosis = replace(diagnosis, gates=tuple(results), source=source, restarts=restarts)
@@ -281,7 +281,7 @@ def conclude(
 
 
 def _judged(
-    record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
+    record: RunRecord | RecordFile, diagnosis: Diagnosis, gates: Gates, *, seed: int, interrupted: bool
 ) -> tuple[list[GateResult], HistoryRow | None, Past]:
     """The gates' results, the run's history row if it is recorded, and the earlier runs."""
     from latfix.gates.subject import GateSubject
@@ -290,7 +290,7 @@ def _judged(
     from latfix.statistics.percentiles import percentile_grid
 
     meta, recording = record.meta, gates.recording
-    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
+    subject = GateSubject.from_diagnosis(diagnosis).with_percentiles(gates.metrics, record)
     series = series_of(meta, command="diagnose", plan=meta.plan or "")
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
@@ -301,7 +301,7 @@ def _judged(
         record,
         replace(subject, latency_ms=latency_ms),
         series,
-        verdict=str(document["verdict"]),
+        verdict=diagnosis.verdict,
         settings=meta.settings.to_json(),
         gates=[result.to_json() for result in results],
         against_history=[gate.text for gate in gates.gates if gate.needs_history],

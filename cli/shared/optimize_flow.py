@@ -176,7 +176,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
     from latfix.gates.subject import GateSubject, with_percentile_ratios
 
     if outcome.final is None:
-        same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracies[0]})
+        same = replace(GateSubject.from_diagnosis(outcome.diagnosis), accuracy=outcome.accuracies[0])
         same = same.with_percentiles(metrics, outcome.baseline)
         return same, same
     after, before = outcome.final.gate_subjects()
@@ -191,7 +191,7 @@ def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubje
 
     if diagnosis is None:
         return subject
-    known = GateSubject.from_diagnosis(diagnosis.to_json())
+    known = GateSubject.from_diagnosis(diagnosis)
     return replace(
         subject,
         unexplained_share=known.unexplained_share,

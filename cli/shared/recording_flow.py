@@ -83,8 +83,8 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
         check_folder(out)  # a recording may take minutes to read
     with outputs.in_any_case(path.name, gates.texts):
         diagnosis = diagnose_recording(path, options)
-        subject = GateSubject.from_diagnosis(diagnosis.to_json())
-        subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
+        outcomes = Outcomes.answers(diagnosis.ledger.latency_ns)
+        subject = GateSubject.from_diagnosis(diagnosis).with_percentiles(gates.metrics, outcomes)
         results = [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
         source = None if diagnosis.source is None else replace(diagnosis.source, origin=origin_now())
         gated = replace(diagnosis, gates=tuple(results), source=source)
