@@ -7,25 +7,36 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latfix.cli.shared.history_option import Recording, is_off
+from latfix.cli.shared.output_options import Outputs
+from latfix.cli.shared.request_options import DrillDown
 from latfix.errors import EXIT_INTERRUPTED, InputError, RunnerError
+from latfix.files.atomic_write import write_json
+from latfix.gates.evaluate import GateResult, check_gates, evaluate, exit_code
+from latfix.gates.reference_level import Past
+from latfix.gates.subject import GateSubject, with_percentile_ratios
+from latfix.gates.syntax import Gate, parse_gate
+from latfix.history.rows import HistoryRow, row_of, run_name, series_of
+from latfix.profilers import diagnose
+from latfix.profilers.attribution.ledger_parquet import CausesFile
+from latfix.profilers.chunked.downsample import downsampled
+from latfix.profilers.chunked.record_chunks import WholeRecord
+from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.reports.html import pages
+from latfix.reports.html.trial_page import write_trial_report
+from latfix.reports.next_commands import workload_argument
+from latfix.reports.terminal import diagnosis as terminal
+from latfix.results.comparison import Trial, compare_records
+from latfix.results.diagnosis import Diagnosis, Restarts, Source
+from latfix.results.request_explanation import Story
+from latfix.run_record import chunked_record
+from latfix.run_record.chunked_record import RecordFile, open_record
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.run_session import open_folder
 from latfix.settings import PERCENTILE
-
-if TYPE_CHECKING:
-    from latfix.cli.shared.output_options import Outputs
-    from latfix.cli.shared.request_options import DrillDown
-    from latfix.gates.evaluate import GateResult
-    from latfix.gates.reference_level import Past
-    from latfix.gates.subject import GateSubject
-    from latfix.gates.syntax import Gate
-    from latfix.history.rows import HistoryRow
-    from latfix.results.comparison import Trial
-    from latfix.results.diagnosis import Diagnosis, Restarts
-    from latfix.results.request_explanation import Story
-    from latfix.run_record.chunked_record import RecordFile
-    from latfix.run_record.run_record import RunRecord
+from latfix.statistics.censored import outcomes_of
+from latfix.statistics.percentiles import percentile_grid, percentile_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +70,6 @@ class Gates:
         :param subject: its figures, including :attr:`metrics`.
         :raises InputError: a required figure was not measured.
         """
-        from latfix.gates.evaluate import evaluate
-
         pair = self._compared(record, seed)
         results = []
         for gate in self.gates:
@@ -72,10 +81,6 @@ class Gates:
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
         """Run and baseline as ``latfix compare`` sees them; ``None`` if no gate needs them, or a run is too large."""
-        from latfix.gates.subject import with_percentile_ratios
-        from latfix.results.comparison import compare_records
-        from latfix.run_record.run_record import RunRecord
-
         needed = any(gate.needs_baseline and gate.is_latency for gate in self.gates)
         if not needed or self.base is None or not isinstance(record, RunRecord):
             return None
@@ -92,12 +97,6 @@ def parse_gates(
     :param record: the run is to be recorded in it.
     :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
     """
-    from latfix.gates.evaluate import check_gates
-    from latfix.gates.subject import GateSubject
-    from latfix.gates.syntax import parse_gate
-    from latfix.run_record.chunked_record import open_record
-    from latfix.run_record.run_record import RunRecord
-
     gates = tuple(parse_gate(text) for text in expressions or ())
     check_gates(gates, baseline=baseline is not None, accuracy=False, causes=True, history=not is_off(history))
     base = subject = None
@@ -126,21 +125,14 @@ def diagnosed(
     :param folder: to write ``causes.parquet`` into; ``None`` for none.
     :raises InputError: it cannot be written there.
     """
-    from latfix.profilers.attribution.ledger_parquet import CausesFile
-    from latfix.profilers.diagnose import diagnose
-
     if folder is None:
-        return diagnose(record, percentile=percentile, seed=seed)
+        return diagnose.diagnose(record, percentile=percentile, seed=seed)
     with writing_into(folder), CausesFile(folder / "causes.parquet") as file:
-        return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+        return diagnose.diagnose(record, percentile=percentile, seed=seed, sink=file.add)
 
 
 def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequence[RunRecord]) -> Diagnosis:
     """The diagnosis of the first of several runs, with the figures of all."""
-    from latfix.results.diagnosis import Restarts
-    from latfix.statistics.censored import outcomes_of
-    from latfix.statistics.percentiles import percentile_key
-
     values = [outcomes_of(each).percentiles_ns([diagnosis.percentile])[0] / 1e6 for each in (first, *again)]
     return replace(diagnosis, restarts=Restarts.of("rounds", percentile_key(diagnosis.percentile), values))
 
@@ -162,8 +154,6 @@ def writing_into(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
     """The new folder ``out``, or without it a temporary one for the duration of the block."""
-    from latfix.runners.replay.run_session import open_folder
-
     if out is not None:
         yield open_folder(out)
         return
@@ -173,14 +163,9 @@ def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
     """Record and diagnosis for the report; a large record is downsampled out."""
-    from latfix.profilers.chunked.downsample import downsampled
-    from latfix.profilers.chunked.record_chunks import WholeRecord
-    from latfix.run_record.chunked_record import LARGE
-    from latfix.run_record.run_record import RunRecord
-
     if not isinstance(record, RunRecord):
         return downsampled(record, diagnosis)
-    if len(record.requests["index"]) > LARGE:
+    if len(record.requests["index"]) > chunked_record.LARGE:
         return downsampled(WholeRecord(record), diagnosis)
     return record, diagnosis
 
@@ -192,11 +177,8 @@ def with_stories(
 
     :param diagnosis: with its ledger, if there is one.
     """
-    from latfix.profilers.diagnose import diagnose
-    from latfix.profilers.drilldown.explain import explain_slowest
-
-    diagnosis = diagnosis or diagnose(record, seed=seed)
-    return diagnosis, explain_slowest(record, diagnosis.ledger)
+    found = diagnosis or diagnose.diagnose(record, seed=seed)
+    return found, explain_slowest(record, found.ledger)
 
 
 def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
@@ -204,9 +186,6 @@ def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
 
     :param folder: of the trial.
     """
-    from latfix.reports.html.trial_page import write_trial_report
-    from latfix.run_record.run_record import RunRecord
-
     leader = found.leader
     where = folder / leader.record if leader is not None and leader.record else None
     if where is None or not (where / "run.json").is_file():
@@ -236,14 +215,6 @@ def conclude(
     :param failure: why the replay was aborted; empty if it was not.
     :raises RunnerError: it was just replayed, and no request ended ok or it was aborted.
     """
-    from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import exit_code
-    from latfix.profilers.drilldown.explain import explain_slowest
-    from latfix.reports.html.pages import write_run_report
-    from latfix.reports.next_commands import workload_argument
-    from latfix.reports.terminal.diagnosis import render_diagnosis
-    from latfix.results.diagnosis import Source
-
     where = folder or record.folder
     results, row, past = _judged(record, diagnosis, gates, seed=seed, interrupted=interrupted)
     source = diagnosis.source or Source(kind="replay", path=str(record.folder))
@@ -254,7 +225,7 @@ def conclude(
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
         stories = explain_slowest(shown, in_report.ledger)
-        write_run_report(where / "report.html", shown, in_report, stories=stories)
+        pages.write_run_report(where / "report.html", shown, in_report, stories=stories)
     explained = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)
@@ -263,7 +234,9 @@ def conclude(
     if explained is not None and not outputs.to_stdout:
         console.print(explained.render())
     verbose = outputs.verbose
-    outputs.show(lambda: render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results)
+    outputs.show(
+        lambda: terminal.render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results
+    )
     outputs.write(
         document if explained is None else {**document, "requests_explained": explained.to_json()},
         failure=failure,
@@ -284,11 +257,6 @@ def _judged(
     record: RunRecord | RecordFile, diagnosis: Diagnosis, gates: Gates, *, seed: int, interrupted: bool
 ) -> tuple[list[GateResult], HistoryRow | None, Past]:
     """The gates' results, the run's history row if it is recorded, and the earlier runs."""
-    from latfix.gates.subject import GateSubject
-    from latfix.history.rows import row_of, run_name, series_of
-    from latfix.statistics.censored import outcomes_of
-    from latfix.statistics.percentiles import percentile_grid
-
     meta, recording = record.meta, gates.recording
     subject = GateSubject.from_diagnosis(diagnosis).with_percentiles(gates.metrics, record)
     series = series_of(meta, command="diagnose", plan=meta.plan or "")
@@ -313,9 +281,6 @@ def _judged(
 
 def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
     """The figures of earlier runs, if the history has enough of them."""
-    from latfix.results.diagnosis import Restarts
-    from latfix.statistics.percentiles import percentile_key
-
     key = percentile_key(diagnosis.percentile)
     return Restarts.of("history", key, past.figures(key)) if past.level(key) is not None else None
 
