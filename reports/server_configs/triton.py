@@ -18,10 +18,6 @@ _ONNX = ("onnxruntime", "openvino", "tensorrt")
 _CONVERTED = "Triton's ONNX Runtime backend takes the model as ONNX: export it yourself"
 
 
-def _microseconds(milliseconds: float) -> int:
-    return round(milliseconds * 1000)
-
-
 def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     yield Put(("max_batch_size",), value)
     if value > 1 and "batch_window_ms" not in settings:
@@ -30,7 +26,7 @@ def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
 
 
 def _window(value: float, settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    yield Put(("dynamic_batching", "max_queue_delay_microseconds"), _microseconds(value))
+    yield Put(("dynamic_batching", "max_queue_delay_microseconds"), round(value * 1000))
     if "max_batch_size" not in settings:
         yield "Triton batches only with max_batch_size: add the workload's value"
 
@@ -64,7 +60,7 @@ def _workers(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
 def _timeout(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value:
         yield Put((*_QUEUE, "timeout_action"), Symbol("REJECT"))
-        yield Put((*_QUEUE, "default_timeout_microseconds"), _microseconds(value))
+        yield Put((*_QUEUE, "default_timeout_microseconds"), round(value * 1000))
         yield Put((*_QUEUE, "allow_timeout_override"), True)
         yield "Triton's timeout ends the wait in the queue, not a running request"
 

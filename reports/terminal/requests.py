@@ -21,11 +21,12 @@ from latfix.reports.request_rows import (
     wait_words,
 )
 from latfix.reports.terminal.widgets import (
+    OWN_STYLE,
+    QUEUE_STYLE,
     Bar,
     Portable,
     add_figures,
     heading,
-    own_and_queue,
     pair_bar,
     plain_table,
     safe,
@@ -144,7 +145,8 @@ class _HolderTable:
 
 
 def _ledger(story: Story) -> Iterator[RenderableType]:
-    yield own_and_queue("The ledger, ms")
+    own, queue = (" own  ", "dim"), (" through the queue", "dim")
+    yield Text.assemble(heading("The ledger, ms"), "   ", ("█", OWN_STYLE), own, ("▒", QUEUE_STYLE), queue)
     rows = ledger_rows(story)
     table = plain_table(expand=True)
     table.add_column("entry", overflow="fold", min_width=12, max_width=28)
