@@ -100,7 +100,7 @@ def small_causes_words(diagnosis: Diagnosis) -> str:
     number = len(left) - (UNEXPLAINED in left)
     if not left or excess <= 0:
         return ""
-    parts = [f"{counted(number, 'more cause')} below {100 * SMALL:.0f} %"] if number else []
+    parts = [f"{counted(number, 'more cause')} below {percent(SMALL)}"] if number else []
     if rest >= 0:
         parts += ["unexplained time"] if UNEXPLAINED in left else []
         return f"{', and '.join(parts)}: {significant(rest)} ms in total, {percent(rest / excess)}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.formatting import counted, from_ns
+from latfix.formatting import counted, from_ns, percent
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.run_baselines import quiet_median
@@ -125,7 +125,7 @@ def _padding_claim(evidence: Evidence, _left: Left) -> Claim:
 
 def _padding_sentence(evidence: Evidence, figures: TailFigures) -> str:
     share = padding_share(evidence.batches)
-    return f"{100 * share:.0f} % of the computed elements were padding; {own_and_propagated(figures)}."
+    return f"{percent(share)} of the computed elements were padding; {own_and_propagated(figures)}."
 
 
 WINDOW = Cause(

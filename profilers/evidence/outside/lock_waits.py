@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import percent
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
 from latfix.profilers.evidence.outside.event_loop import loop_blocks, serves_in_loop, usual_loops
 from latfix.profilers.evidence.outside.outside_view import Serving, as_served, presence
@@ -94,7 +95,7 @@ class LockWaits:
         by_others = ""
         if self.by_others >= _MOSTLY:
             by_others = (
-                f"; for {100 * self.by_others:.0f} % of that time all requests waited, so it was held by a thread "
+                f"; for {percent(self.by_others)} of that time all requests waited, so it was held by a thread "
                 "that serves none, such as a background job"
             )
         return f"its holder {_did(self.cores)}{by_others}"
