@@ -24,10 +24,13 @@ from latfix.profilers.chunked.downsample import downsampled
 from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.drilldown.explain import explain_slowest
 from latfix.reports.html import pages
+from latfix.reports.html.change_page import write_comparison_report
 from latfix.reports.html.trial_page import write_trial_report
 from latfix.reports.next_commands import workload_argument
 from latfix.reports.terminal import diagnosis as terminal
-from latfix.results.comparison import Trial, compare_records
+from latfix.reports.terminal.comparison import render_comparison
+from latfix.reports.terminal.requests import render_stories
+from latfix.results.comparison import Comparison, Trial, compare_records
 from latfix.results.diagnosis import Diagnosis, Restarts, Source
 from latfix.results.request_explanation import Story
 from latfix.run_record import chunked_record
@@ -195,6 +198,33 @@ def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
     write_trial_report(page, found, replay=(record, *with_stories(record)))
 
 
+def write_comparison_page(page: Path, found: Comparison, base: RunRecord, new: RunRecord, *, seed: int = 0) -> None:
+    """The page of a comparison, with the slowest requests of the new run."""
+    last, stories = with_stories(new, seed=seed)
+    write_comparison_report(page, found, base, new, last=last, stories=stories)
+
+
+def conclude_comparison(
+    found: Comparison,
+    base: RunRecord,
+    new: RunRecord,
+    outputs: Outputs,
+    folder: Path | None,
+    *,
+    workload: str,
+    seed: int = 0,
+    interrupted: bool = False,
+) -> int:
+    """Write ``comparison.json`` and ``report.html`` if there is a folder for them, print, and return the exit code."""
+    document = found.to_json()
+    if folder is not None:
+        write_json(folder / "comparison.json", document)
+        write_comparison_page(folder / "report.html", found, base, new, seed=seed)
+    outputs.show(lambda: render_comparison(found, folder=folder, verbose=outputs.verbose), found.gates)
+    outputs.write(document, workload=workload, interrupted=interrupted)
+    return EXIT_INTERRUPTED if interrupted else exit_code(found.gates)
+
+
 def conclude(
     record: RunRecord | RecordFile,
     diagnosis: Diagnosis,
@@ -226,19 +256,24 @@ def conclude(
         shown, in_report = _in_report(record, diagnosis)
         stories = explain_slowest(shown, in_report.ledger)
         pages.write_run_report(where / "report.html", shown, in_report, stories=stories)
-    explained = drill_down.explain(shown, diagnosis) if drill_down is not None else None
+    told = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)
     typed = workload_argument(record.meta, typed=workload)
     console = outputs.console()
-    if explained is not None and not outputs.to_stdout:
-        console.print(explained.render())
+    if told is not None:
+        requested, slowest = told
+        rows = {story.row for story in requested}
+        each_once = (*requested, *(story for story in slowest or () if story.row not in rows))
+        document = {**document, "requests_explained": [story.to_json() for story in each_once]}
+        if not outputs.to_stdout:
+            console.print(render_stories(requested, slowest))
     verbose = outputs.verbose
     outputs.show(
         lambda: terminal.render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results
     )
     outputs.write(
-        document if explained is None else {**document, "requests_explained": explained.to_json()},
+        document,
         failure=failure,
         interrupted=interrupted,
         typed=None if workload is None else typed,

@@ -38,18 +38,16 @@ _LINE_STYLE = {"": "", "own": "yellow", "other": "dim", "error": "red"}
 _STATUS_STYLE = {"ok": "green", "error": "red", "timeout": "red", "shed": "red"}
 
 
-def render_stories(
-    requested: Sequence[Story], slowest: Sequence[Story] = (), *, listed: bool = False
-) -> RenderableType:
+def render_stories(requested: Sequence[Story], slowest: Sequence[Story] | None = None) -> RenderableType:
     """The stories of the requested ids, then the list of the slowest.
 
-    :param listed: true if the list was requested; it may be empty.
+    :param slowest: may be empty; ``None`` if the list was not requested.
     """
     parts: list[RenderableType] = []
     for story in requested:
         parts += [Text(""), *_story(story)]
-    if listed:
-        parts += [*_slowest(slowest)]
+    if slowest is not None:
+        parts += _slowest(slowest)
     return Portable(Group(*parts))
 
 

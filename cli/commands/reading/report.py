@@ -214,8 +214,8 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
 
     :param folder: of the result.
     """
-    from latfix.cli.shared.diagnose_flow import with_stories, write_trial_page
-    from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
+    from latfix.cli.shared.diagnose_flow import with_stories, write_comparison_page, write_trial_page
+    from latfix.reports.html.change_page import write_optimization_report
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.results import read_result
@@ -239,8 +239,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
         base, new = (_record(result, name, folder) for name in ("base", "new"))
         if base is None or new is None:
             return False
-        last, stories = with_stories(new)
-        write_comparison_report(page, result, base, new, last=last, stories=stories)
+        write_comparison_page(page, result, base, new)
         return True
     if isinstance(result, Optimization):
         file = folder / "baseline" / "diagnosis.json"
