@@ -272,12 +272,7 @@ def conclude(
     outputs.show(
         lambda: terminal.render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results
     )
-    outputs.write(
-        document,
-        failure=failure,
-        interrupted=interrupted,
-        typed=None if workload is None else typed,
-    )
+    outputs.write(document, failure=failure, interrupted=interrupted, typed=None if workload is None else typed)
     if row is not None:
         gates.recording.add(row)
     if interrupted:

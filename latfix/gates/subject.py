@@ -15,12 +15,7 @@ from latfix.stages import Status
 from latfix.statistics.censored import Outcomes, beyond_any, outcomes_of
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
-from latfix.statistics.percentiles import (
-    beyond_summary,
-    percentile_figures,
-    percentile_key,
-    percentile_of,
-)
+from latfix.statistics.percentiles import beyond_summary, percentile_figures, percentile_key, percentile_of
 from latfix.statistics.score_bounds import Rounds, decision_bounds
 
 if TYPE_CHECKING:

@@ -32,15 +32,7 @@ from latfix.traffic.schedule import Traffic
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
 #: Required columns of ``requests.parquet``; other missing columns are read as zero.
-ESSENTIAL = (
-    "index",
-    "arrival_ns",
-    *(f"{stage}_ns" for stage in STAGES),
-    "latency_ns",
-    "status",
-    "batch_id",
-    "error",
-)
+ESSENTIAL = ("index", "arrival_ns", *(f"{stage}_ns" for stage in STAGES), "latency_ns", "status", "batch_id", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

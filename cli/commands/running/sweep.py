@@ -14,14 +14,7 @@ import typer
 from latfix.cli.shared import options, output_options
 from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.cli.shared.setting_options import setting_rule, setting_value
-from latfix.errors import (
-    EXIT_GATE_FAILED,
-    EXIT_INCONCLUSIVE,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    InputError,
-    RunnerError,
-)
+from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 from latfix.formatting import counted
 
 if TYPE_CHECKING:
