@@ -16,6 +16,7 @@ _QUEUE = ("dynamic_batching", "default_queue_policy")
 _ACCELERATORS = ("optimization", "execution_accelerators")
 _ONNX = ("onnxruntime", "openvino", "tensorrt")
 _CONVERTED = "Triton's ONNX Runtime backend takes the model as ONNX: export it yourself"
+_EAGER = "only Triton's TensorRT backend (.plan files) prepares the next batch during compute"
 
 
 def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -97,12 +98,6 @@ def _pinned(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put]:
     yield Put(("optimization", "output_pinned_memory", "enable"), value)
 
 
-def _eager(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    if value:
-        yield Put(("optimization", "eager_batching"), True)
-        yield "only Triton's TensorRT backend (.plan files) prepares the next batch during compute"
-
-
 TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
@@ -126,6 +121,6 @@ TABLE: Table = {
     ),
     "ageing_ms": "dynamic_batching has priority_levels, but waiting requests do not rise in priority",
     "pinned_staging": _pinned,
-    "overlap": _eager,
+    "overlap": by_value({True: [Put(("optimization", "eager_batching"), True), _EAGER]}),
     "cuda_graphs": _with_tensorrt("cuda_graphs", (True,)),
 }
