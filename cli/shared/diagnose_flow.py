@@ -215,7 +215,7 @@ def conclude_comparison(
     seed: int = 0,
     interrupted: bool = False,
 ) -> int:
-    """Write ``comparison.json`` and ``report.html`` if there is a folder for them, print, and return the exit code."""
+    """Write ``comparison.json`` and ``report.html`` if there is a folder, print, and return the exit code."""
     document = found.to_json()
     if folder is not None:
         write_json(folder / "comparison.json", document)

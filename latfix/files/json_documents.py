@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -109,20 +108,27 @@ class _Entry:
     computed: bool = False
 
 
-@cache
-def _entries(cls: Any) -> tuple[_Entry, ...]:
-    hints, entries = get_type_hints(cls), list[_Entry]()
+_KNOWN: dict[type, tuple[_Entry, ...]] = {}
+
+
+def _entries(cls: type) -> tuple[_Entry, ...]:
+    if cls not in _KNOWN:
+        _KNOWN[cls] = tuple(_entries_of(cls))
+    return _KNOWN[cls]
+
+
+def _entries_of(cls: Any) -> Iterator[_Entry]:
+    hints = get_type_hints(cls)
     for one in fields(cls):
         how = one.metadata.get(_HOW, _How())
         if how is not None:
             path = tuple((how.path or one.name).split("."))
             default = one.default if one.default_factory is MISSING else one.default_factory
-            entries.append(_Entry(one.name, path, hints[one.name], how, default))
+            yield _Entry(one.name, path, hints[one.name], how, default)
     for name in cls.COMPUTED:
         path = tuple(name.split("."))
         hint = get_type_hints(getattr(cls, path[-1]).fget)["return"]
-        entries.append(_Entry(path[-1], path, hint, _How(), MISSING, computed=True))
-    return tuple(entries)
+        yield _Entry(path[-1], path, hint, _How(), MISSING, computed=True)
 
 
 def plain(value: Any) -> Any:

@@ -140,9 +140,7 @@ class GateSubject:
             losses_known=found.requests.get("error", 0) is not None,
             throughput_rps=finite(found.throughput_rps),
             unexplained_share=found.unexplained_share,
-            cause_shares={
-                cause.cause: cause.tail_share for cause in found.causes if math.isfinite(cause.tail_share)
-            },
+            cause_shares={cause.cause: cause.tail_share for cause in found.causes if math.isfinite(cause.tail_share)},
             cause_shares_ci95={
                 cause: (pair[0] / excess, pair[1] / excess)
                 for cause, pair in bounds.items()

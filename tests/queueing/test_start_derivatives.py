@@ -26,7 +26,9 @@ def policy(workers: int = 1, max_batch: int = 1, window: float = 0.0, *, by_leng
     )
 
 
-def serve(rules: Policy, arrival: Floats, extra: Floats, priority: Any, alpha: float = 1.0, length: Any = None) -> Served:
+def serve(
+    rules: Policy, arrival: Floats, extra: Floats, priority: Any, alpha: float = 1.0, length: Any = None
+) -> Served:
     """A single replay."""
     moves = np.zeros((1, *extra.shape))
     each = serve_each(rules, arrival[None], moves, extra, -1, np.asarray(priority), np.array([alpha]), length)
