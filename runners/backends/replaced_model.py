@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from latfix.errors import LatfixError, RunnerError
-from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe, in_order
+from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 
 Tensors = Sequence[torch.Tensor]
@@ -43,7 +43,8 @@ class ReplacedModel(torch.nn.Module):
         super().__init__()
         # In a tuple, so that it is no submodule: its parameters do not run.
         self._original = (original,)
-        self._inputs = in_order(flatten(as_called(example))[1])
+        # As text, which includes the order of names: a comparison of dicts ignores it.
+        self._inputs = repr(flatten(as_called(example))[1])
         self._outputs = outputs
         self._fits = fits
         self._run = run
@@ -61,7 +62,7 @@ class ReplacedModel(torch.nn.Module):
         except TypeError as error:  # an input is no tensor
             self._missed(str(error))
             return None
-        if in_order(names) == self._inputs and self._fits(tensors):
+        if repr(names) == self._inputs and self._fits(tensors):
             return tensors
         self._missed(", ".join(str(tuple(tensor.shape)) for tensor in tensors))
         return None

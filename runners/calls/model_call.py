@@ -127,11 +127,6 @@ def as_called(batch: Any) -> Any:
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
-def in_order(names: Any) -> str:
-    """A structure as text that includes the order of its names, which comparing dicts ignores."""
-    return repr(names)
-
-
 class SameFailure:
     """Collects the messages of failed requests as long as they are alike.
 

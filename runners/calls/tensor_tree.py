@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,24 +20,27 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
 
     :raises TypeError: the structure holds something else.
     """
+    tensors: list[torch.Tensor] = []
+    return tensors, _structure(value, tensors)
+
+
+def _structure(value: Any, into: list[torch.Tensor]) -> Any:
+    """The structure of a value, whose tensors are appended to ``into``."""
     import torch
 
+    def inner(item: Any) -> Any:
+        return None if item is None else _structure(item, into)
+
     if isinstance(value, torch.Tensor):
-        return [value], _LEAF
+        into.append(value)
+        return _LEAF
     if isinstance(value, dict):
-        parts = [_item(item) for item in value.values()]
-        return _joined(parts), {key: shape for key, (_, shape) in zip(value, parts, strict=True)}
+        return {key: inner(item) for key, item in value.items()}
     if type(value) in (tuple, list):
-        parts = [_item(item) for item in value]
-        return _joined(parts), type(value)(shape for _, shape in parts)
+        return type(value)(inner(item) for item in value)
     if fields := fields_of(value):
-        parts = [_item(item) for item in fields.values()]
-        return _joined(parts), replaced_fields(value, dict(zip(fields, (shape for _, shape in parts), strict=True)))
+        return replaced_fields(value, {key: inner(item) for key, item in fields.items()})
     raise TypeError(f"found {type(value).__name__} where tensors, tuples, lists or dicts of them were expected")
-
-
-def _item(value: Any) -> tuple[list[torch.Tensor], Any]:
-    return ([], None) if value is None else flatten(value)
 
 
 def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -53,10 +56,6 @@ def _built(shape: Any, tensors: Iterator[torch.Tensor]) -> Any:
     if fields := fields_of(shape):
         return replaced_fields(shape, {key: _built(part, tensors) for key, part in fields.items()})
     return None if shape is None else next(tensors)
-
-
-def _joined(parts: Sequence[tuple[list[torch.Tensor], Any]]) -> list[torch.Tensor]:
-    return [tensor for tensors, _ in parts for tensor in tensors]
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -131,6 +130,11 @@ def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
         return tensor.to(device=device, dtype=cast, non_blocking=True)
 
     return map_tensors(value, moved)
+
+
+def shapes_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of tensors, in order."""
+    return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
 def elements_of(value: Any) -> int:

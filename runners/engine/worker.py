@@ -17,7 +17,7 @@ from latfix.profilers.probes.thread_counters import Account, ThreadCounters, dif
 from latfix.runners.calls.buffer_pool import BufferPool
 from latfix.runners.calls.call_counters import Calls
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output
-from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, tensors_of
+from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, shapes_of, tensors_of
 from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.async_batches import Collated, Flight, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
@@ -114,7 +114,7 @@ class ModelInstance:
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
         """True if no batch of these shapes has run here before; remembers them."""
-        key = tuple(tuple(tensor.shape) for tensor in tensors)
+        key = shapes_of(tensors)
         if key in self.seen:
             return False
         self.seen.add(key)

@@ -38,61 +38,10 @@ class Stream(Protocol):
         """Block the host until all work in the stream has run."""
 
 
-class Accelerator(Protocol):
-    """One device.
+class Accelerator:
+    """One CUDA device.
 
-    :ivar device: torch's device string, such as ``cuda:0``.
-    """
-
-    device: str
-
-    def stream(self) -> Stream:
-        """A new stream."""
-
-    def event(self, *, blocking: bool = False) -> Event:
-        """A new event that records the device's time.
-
-        :param blocking: a waiting thread sleeps, and wakes later, instead of spinning.
-        """
-
-    def synchronize(self) -> None:
-        """Block the host until all work in all streams has run."""
-
-    def free_workspaces(self) -> None:
-        """Free the workspaces that libraries keep for each thread and stream, on all devices."""
-
-    def using(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Inside the context, this thread's work goes into ``stream``."""
-
-    def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """Copy to the device on the stream in use; floating-point numbers are cast to ``dtype`` if given.
-
-        From pinned memory the host does not wait, and must not change ``host`` until the copy is done.
-        """
-
-    def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        """Copy to the host on the stream in use, into pinned memory of the same size if given.
-
-        Without it the host waits for the copy and for all earlier work in the stream.
-        """
-
-    def pinned(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """One-dimensional page-locked host memory, which the device reads and writes without the host."""
-
-    def is_pinned(self, host: torch.Tensor) -> bool:
-        """True if a tensor is in page-locked memory."""
-
-    def is_here(self, tensor: torch.Tensor) -> bool:
-        """True if a tensor is on this device."""
-
-    def warn_on_waits(self) -> AbstractContextManager[Any]:
-        """Inside the context, each call that blocks the host until the device is done warns (:mod:`warnings`)."""
-
-
-class CudaAccelerator(Accelerator):
-    """A CUDA device.
-
-    :param device: ``cuda:N``.
+    :ivar device: torch's device string, ``cuda:N``.
     """
 
     def __init__(self, device: str) -> None:
@@ -102,51 +51,70 @@ class CudaAccelerator(Accelerator):
         self._torch = torch
 
     def stream(self) -> Stream:
+        """A new stream."""
         made: Stream = self._torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return made
 
     def event(self, *, blocking: bool = False) -> Event:
-        """The device must be the thread's current one when the event is recorded."""
+        """A new event that records the device's time. The device must be the thread's current one at that time.
+
+        :param blocking: a waiting thread sleeps, and wakes later, instead of spinning.
+        """
         made: Event = self._torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
         return made
 
     def synchronize(self) -> None:
+        """Block the host until all work in all streams has run."""
         self._torch.cuda.synchronize(self.device)
 
     def free_workspaces(self) -> None:
-        """Free cuBLAS workspaces: torch keeps one per handle and stream forever, and new threads reuse the handles of
-        ended ones in any order.
+        """Free the workspaces that cuBLAS keeps, on all devices: torch keeps one per handle and stream forever, and
+        new threads reuse the handles of ended ones in any order.
 
         The memory stays with its stream: the next workspace there reuses it, after all work that still uses it.
         """
         self._torch._C._cuda_clearCublasWorkspaces()
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Like ``torch.cuda.stream``; also makes the stream's device the current one."""
+        """Inside the context, this thread's work goes into ``stream``, and its device is the current one."""
         return self._torch.cuda.stream(stream)  # type: ignore[arg-type]
 
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        """Copy to the device on the stream in use; floating-point numbers are cast to ``dtype`` if given.
+
+        From pinned memory the host does not wait, and must not change ``host`` until the copy is done.
+        """
         there = host.to(self.device, non_blocking=True)
         # Cast on the device, which is faster than the host. Integers are not cast.
         return there if dtype is None or not there.is_floating_point() else there.to(dtype)
 
     def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        """Copy to the host on the stream in use, into pinned memory of the same size if given.
+
+        Without it the host waits for the copy and for all earlier work in the stream.
+        """
         if into is None:
             return there.to("cpu")
         return into.view(there.shape).copy_(there, non_blocking=True)
 
     def pinned(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """One-dimensional page-locked host memory, which the device reads and writes without the host."""
         return self._torch.empty(elements, dtype=dtype, pin_memory=True)
 
     def is_pinned(self, host: torch.Tensor) -> bool:
+        """True if a tensor is in page-locked memory."""
         return host.is_pinned()
 
     def is_here(self, tensor: torch.Tensor) -> bool:
+        """True if a tensor is on this device."""
         return str(tensor.device) == self.device
 
     @contextlib.contextmanager
     def warn_on_waits(self) -> Iterator[None]:
-        """Uses torch's debug mode for synchronizing operations, which applies to the whole process."""
+        """Inside the context, each call that blocks the host until the device is done warns (:mod:`warnings`).
+
+        Uses torch's debug mode for synchronizing operations, which applies to the whole process.
+        """
         before = self._torch.cuda.get_sync_debug_mode()
         self._torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -157,4 +125,4 @@ class CudaAccelerator(Accelerator):
 
 def accelerator_of(device: str) -> Accelerator | None:
     """The accelerator of a torch device; ``None`` for the CPU, which works synchronously."""
-    return None if device == "cpu" else CudaAccelerator(device)
+    return None if device == "cpu" else Accelerator(device)

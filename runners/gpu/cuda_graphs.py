@@ -13,37 +13,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe
-from latfix.runners.calls.tensor_tree import flatten, unflatten
+from latfix.runners.calls.tensor_tree import flatten, shapes_of, unflatten
 
 #: Runs before a capture, in which libraries set up workspaces, plans and kernel choices.
 _WARM_RUNS = 2
 Shape = tuple[int, ...]
+#: Captures the work that a function puts into a stream. Returns a function that repeats the work on the same memory,
+#: and the result, which is in that memory.
+Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 
 
-class Capturer(Protocol):
-    """Captures the work that a function puts into a stream."""
+def capture_on(device: str) -> Capture:
+    """Captures CUDA graphs on one device, in one memory pool, on the stream in use.
 
-    def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """A function that repeats the work on the same memory, and the result, which is in that memory."""
+    Other threads may use the device at the same time.
+    """
+    pool = torch.cuda.graph_pool_handle()
 
-
-class CudaCapturer:
-    """Captures CUDA graphs on one device, in one memory pool."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Capture on the stream in use; other threads may use the device at the same time."""
-        stream = torch.cuda.current_stream(self._device)
+    def capture(run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        stream = torch.cuda.current_stream(device)
         for _ in range(_WARM_RUNS):
             run()
         stream.synchronize()
@@ -52,12 +47,14 @@ class CudaCapturer:
         # may also be in another worker's graph; one allocated during the capture is in the graph's pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 result = run()
         finally:
             torch._C._cuda_clearCublasWorkspaces()
         stream.synchronize()
         return graph.replay, result
+
+    return capture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ class Bucket:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        return tuple(tuple(tensor.shape) for tensor in self.inputs)
+        return shapes_of(self.inputs)
 
 
 @dataclass(slots=True)
@@ -110,10 +107,8 @@ class GraphFacts:
 
 
 def facts_of(models: Iterable[GraphedModel]) -> dict[str, Any]:
-    """The facts of all workers' graphs together, as evidence; empty if there are none."""
+    """The facts of all workers' graphs together, as evidence."""
     found = [model.facts for model in models]
-    if not found:
-        return {}
     total = GraphFacts(
         captured=found[0].captured,
         capture_s=sum(each.capture_s for each in found),
@@ -129,19 +124,19 @@ class GraphedModel(torch.nn.Module):
 
     Graphs share memory, so only one thread at a time may call it, on one stream.
 
-    :param capturer: captures on the model's device.
+    :param capture: captures on the model's device.
     :param tally: counts the replays.
     :param ragged: indices of flattened inputs that the default collate pads in dimension 1; all other dimensions
         except the batch must match exactly.
     """
 
     def __init__(
-        self, original: torch.nn.Module, capturer: Capturer, tally: Tally, ragged: Iterable[int] = ()
+        self, original: torch.nn.Module, capture: Capture, tally: Tally, ragged: Iterable[int] = ()
     ) -> None:
         super().__init__()
         # In a tuple, so that it is no submodule: its layers must not be found and changed behind captured graphs.
         self._original = (original,)
-        self._capturer = capturer
+        self._capture = capture
         self._tally = tally
         self._ragged = frozenset(ragged)
         self._buckets: list[Bucket] = []
@@ -167,7 +162,7 @@ class GraphedModel(torch.nn.Module):
         for tensors, names in flat:
             self._names = self._names if self._names is not None else names
             self._dtypes = self._dtypes or tuple(tensor.dtype for tensor in tensors)
-            if any(bucket.shapes == _shapes(tensors) for bucket in self._buckets):
+            if any(bucket.shapes == shapes_of(tensors) for bucket in self._buckets):
                 continue
             self._buckets.append(self._captured(tensors, names))
         # In ascending order, the first bucket that a batch fits into is the tightest.
@@ -182,7 +177,7 @@ class GraphedModel(torch.nn.Module):
             tensors, names = flatten(inputs)
         except TypeError:
             return self._miss("inputs that are no tensors", args, kwargs)
-        key = (_shapes(tensors), tuple(tensor.dtype for tensor in tensors), repr(names))
+        key = (shapes_of(tensors), tuple(tensor.dtype for tensor in tensors), repr(names))
         if key not in self._chosen:
             self._chosen[key] = self._fitting(tensors, names)
         bucket = self._chosen[key]
@@ -195,7 +190,7 @@ class GraphedModel(torch.nn.Module):
             _fill(place, tensor)
         self._tally.counting(bucket.replay)()
         self.facts.replays += 1
-        self.facts.padded += bucket.shapes != _shapes(tensors)
+        self.facts.padded += bucket.shapes != shapes_of(tensors)
         outputs = []
         for index, output in enumerate(bucket.outputs):
             cut = output
@@ -215,19 +210,19 @@ class GraphedModel(torch.nn.Module):
         inputs = [tensor.clone() for tensor in tensors]
         try:
             expected = flatten(call_model(self.original, unflatten(names, inputs)))[0]
-            replay, outputs = self._capturer.capture(lambda: call_model(self.original, unflatten(names, inputs)))
+            replay, outputs = self._capture(lambda: call_model(self.original, unflatten(names, inputs)))
             made, structure = flatten(outputs)
             replay()
         except USER_ERRORS as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise RunnerError(
-                f"cuda_graphs: capturing a batch of {_in_words(_shapes(tensors))} raised {describe(error)}; a model "
+                f"cuda_graphs: capturing a batch of {_in_words(shapes_of(tensors))} raised {describe(error)}; a model "
                 "that reads values on the host (.item()), or whose work depends on them, cannot be captured"
             ) from error
         if len(expected) != len(made) or not all(map(_same, expected, made)):
             raise RunnerError(
-                f"cuda_graphs: a captured batch of {_in_words(_shapes(tensors))} gives other answers than the model; "
+                f"cuda_graphs: a captured batch of {_in_words(shapes_of(tensors))} gives other answers than the model; "
                 "use cuda_graphs = false"
             )
         return Bucket(inputs=inputs, outputs=made, structure=structure, replay=replay)
@@ -290,10 +285,6 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(
         one.float(), other.float(), rtol=1e-2, atol=1e-3, equal_nan=True
     )
-
-
-def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:
-    return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
 def _in_words(shapes: Sequence[Shape]) -> str:

@@ -1,6 +1,6 @@
 """torch's caching allocator on a CUDA device: its settings, limit, initial reservation and state.
 
-All calls of torch are behind :class:`DeviceAllocator`; :class:`CudaAllocator` is the real one.
+All calls of torch are in :class:`DeviceAllocator`.
 
 Serving does not use ``torch.cuda.MemPool``: while a thread allocates to a pool, the allocator assumes a graph capture
 and does not release cached memory when the device is full, so a stall becomes an error. A pool with ``use_on_oom`` is
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.gpu.alloc_conf import allocator_conf
 from latfix.profilers.gpu.allocator_counters import COUNTING, NATIVE, AllocatorCounters, from_nested
@@ -36,33 +36,8 @@ def standing_conf(settings: RunnerSettings) -> str:
     return allocator_conf({**os.environ, **settings.env})
 
 
-class DeviceAllocator(Protocol):
-    """The caching allocator of one device, and the device's free memory."""
-
-    def stats(self) -> Mapping[str, Any]:
-        """Like ``torch.cuda.memory_stats_as_nested_dict``; empty if the allocator counts nothing."""
-
-    def reset_peaks(self) -> None:
-        """Reset the peaks."""
-
-    def memory(self) -> tuple[int, int]:
-        """Free and total bytes of the device."""
-
-    def share(self) -> float:
-        """The share of the device's memory that this process may take; 1 if unknown."""
-
-    def set_share(self, share: float) -> None:
-        """Limit the share."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """The effective settings, by the allocator's own names; empty if it does not report them."""
-
-    def backend(self) -> str:
-        """``native`` or the name of another allocator."""
-
-
-class CudaAllocator(DeviceAllocator):
-    """torch's allocator.
+class DeviceAllocator:
+    """torch's caching allocator of one device, and the device's free memory.
 
     :param device: a torch device string with a number.
     """
@@ -73,31 +48,38 @@ class CudaAllocator(DeviceAllocator):
         self._device, self._cuda = device, torch.cuda
 
     def stats(self) -> Mapping[str, Any]:
+        """Like ``torch.cuda.memory_stats_as_nested_dict``; empty if the allocator counts nothing."""
         return self._cuda.memory_stats_as_nested_dict(self._device) if self.backend() in COUNTING else {}
 
     def reset_peaks(self) -> None:
+        """Reset the peaks."""
         if self.backend() in COUNTING:
             self._cuda.reset_peak_memory_stats(self._device)
 
     def memory(self) -> tuple[int, int]:
+        """Free and total bytes of the device."""
         left, total = self._cuda.mem_get_info(self._device)
         return int(left), int(total)
 
     def share(self) -> float:
+        """The share of the device's memory that this process may take; 1 if unknown."""
         if self.backend() not in COUNTING or not hasattr(self._cuda, "get_per_process_memory_fraction"):
             return 1.0  # this version of torch does not report it
         return float(self._cuda.get_per_process_memory_fraction(self._device))
 
     def set_share(self, share: float) -> None:
+        """Limit the share."""
         self._cuda.set_per_process_memory_fraction(share, self._device)
 
     def settings(self) -> Mapping[str, Any]:
+        """The effective settings, by the allocator's own names; empty if it does not report them."""
         if self.backend() != NATIVE:  # other allocators have none of these, and refuse a snapshot
             return {}
         found = self._cuda.memory._snapshot(self._device).get("allocator_settings", {})
         return {str(name): value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
     def backend(self) -> str:
+        """``native`` or the name of another allocator."""
         return str(self._cuda.get_allocator_backend())
 
 
@@ -106,20 +88,12 @@ def allocator_of(device: str) -> DeviceAllocator | None:
     torch = sys.modules.get("torch")
     if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
         return None
-    return CudaAllocator(device)
+    return DeviceAllocator(device)
 
 
-class OnDevice(Protocol):
-    """A model or a worker."""
-
-    @property
-    def device(self) -> str:
-        """A torch device string."""
-
-
-def allocators_of(models: Iterable[OnDevice]) -> dict[str, DeviceAllocator]:
-    """The allocators of models' devices, by device, in order; none for the CPU."""
-    found = {device: allocator_of(device) for device in dict.fromkeys(model.device for model in models)}
+def allocators_of(devices: Iterable[str]) -> dict[str, DeviceAllocator]:
+    """The allocators of torch devices, by device, in order; none for the CPU."""
+    found = {device: allocator_of(device) for device in dict.fromkeys(devices)}
     return {device: allocator for device, allocator in found.items() if allocator is not None}
 
 
@@ -179,7 +153,7 @@ def reserve_on_stream(mebibytes: int, device: str, stream: Any) -> Reserved:
         return torch.empty(size, dtype=torch.uint8, device=device)
 
     with torch.cuda.stream(stream):
-        return reserve(mebibytes, CudaAllocator(device), allocate, torch.cuda.OutOfMemoryError)
+        return reserve(mebibytes, DeviceAllocator(device), allocate, torch.cuda.OutOfMemoryError)
 
 
 def _reserved(allocator: DeviceAllocator) -> int:

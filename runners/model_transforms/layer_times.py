@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from latfix.runners.calls.model_call import call_on_copy
-from latfix.runners.calls.tensor_tree import tensors_of
+from latfix.runners.calls.tensor_tree import shapes_of, tensors_of
 from latfix.runners.model_transforms.precision import activation_dtype, cast_floats, in_precision, quantizable
 from latfix.settings import Precision
 
@@ -144,7 +144,7 @@ def _distinct(calls: Sequence[Call]) -> list[tuple[Call, int]]:
     """One call of each shape, and its count."""
     kinds: dict[tuple[Any, ...], list[Any]] = {}
     for args, kwargs in calls:
-        key = tuple(tuple(tensor.shape) for tensor in tensors_of((args, kwargs)))
+        key = shapes_of(tensors_of((args, kwargs)))
         kinds.setdefault(key, [(args, kwargs), 0])[1] += 1
     return [(call, times) for call, times in kinds.values()]
 

@@ -46,7 +46,7 @@ class RunFacts:
     _device: DeviceFacts = field(init=False)
 
     def __post_init__(self) -> None:
-        self._device = DeviceFacts(allocators_of(self.engine.workers))
+        self._device = DeviceFacts(allocators_of(worker.device for worker in self.engine.workers))
 
     def begin(self) -> None:
         """Call before the first measured request, with the threads running."""

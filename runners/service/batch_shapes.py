@@ -9,7 +9,7 @@ from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.runners.backends.tensorrt.shape_profile import Shapes
 from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.calls.tensor_tree import flatten, tensors_of
+from latfix.runners.calls.tensor_tree import flatten, shapes_of, tensors_of
 from latfix.runners.service.warm_up import prepared_sample
 from latfix.traffic.schedule import Traffic
 
@@ -33,7 +33,7 @@ def traffic_shapes(adapter: Workload, traffic: Traffic, most: int) -> TrafficSha
     prepared = sorted(prepared_sample(adapter, traffic, extremes=True), key=lambda pair: pair[0])
     if not prepared:
         raise RunnerError("no request could be prepared to determine the shapes of batches")
-    different = {tuple(tuple(tensor.shape) for tensor in tensors_of(value)): value for _, value in prepared}
+    different = {shapes_of(tensors_of(value)): value for _, value in prepared}
     middling = prepared[len(prepared) // 2][1]
     try:
         seen = [
@@ -46,4 +46,4 @@ def traffic_shapes(adapter: Workload, traffic: Traffic, most: int) -> TrafficSha
 
 
 def _shapes(batch: Any) -> Shapes:
-    return tuple(tuple(tensor.shape) for tensor in flatten(batch)[0])
+    return shapes_of(flatten(batch)[0])

@@ -12,7 +12,7 @@ from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.calls.tensor_tree import elements_of, flatten
-from latfix.runners.gpu.cuda_graphs import Capturer, CudaCapturer, GraphedModel
+from latfix.runners.gpu.cuda_graphs import Capture, GraphedModel, capture_on
 from latfix.runners.service.warm_up import as_worker, doubling, representative
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
@@ -30,13 +30,13 @@ def capture_graphs(
     models: LoadedModels,
     traffic: Traffic,
     settings: RunnerSettings,
-    capturer: Callable[[str], Capturer] = CudaCapturer,
+    capture: Callable[[str], Capture] = capture_on,
     *,
     pads: bool,
 ) -> None:
     """Make every worker's model run as captured graphs.
 
-    :param capturer: makes the capturer of a device.
+    :param capture: makes what captures on a device.
     :param pads: the default collate makes the batches, which pads dimension 1.
     :raises RunnerError: no request could be prepared, or the model cannot be captured.
     """
@@ -46,7 +46,7 @@ def capture_graphs(
     ragged = _ragged(inputs) if pads else []
     for instance in models.instances:
         assert instance.accelerator is not None, "there are graphs on devices only"
-        graphed = GraphedModel(instance.model, capturer(instance.device), models.tally, ragged)
+        graphed = GraphedModel(instance.model, capture(instance.device), models.tally, ragged)
         as_worker(settings, partial(_capture, instance, graphed, inputs, settings.max_batch_size))
         instance.model = graphed
         instance.calls.tally = models.tally

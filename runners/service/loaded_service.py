@@ -82,7 +82,8 @@ class Service:
         self.process.before_load()
         self.models = load_models(self.folder, self.entry, self.settings)
         self.process.notes += unused_on_host(self.settings, self.models.device)
-        self.process.notes += limit_memory(self.settings.device_memory_share, allocators_of(self.models.instances))
+        allocators = allocators_of(each.device for each in self.models.instances)
+        self.process.notes += limit_memory(self.settings.device_memory_share, allocators)
         if self.settings.pin == "locality":
             bring_home(self.models.instances, self.settings)
         attach_hot_rows(self.models.instances, self.settings)

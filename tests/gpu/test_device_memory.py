@@ -21,7 +21,7 @@ from latfix.profilers.gpu.free_block_probe import free_blocks_reader
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.fixes.memory.allocation_replay import choice_of
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
-from latfix.runners.gpu_memory.caching_allocator import CudaAllocator, reserve_on_stream
+from latfix.runners.gpu_memory.caching_allocator import DeviceAllocator, reserve_on_stream
 from tests.gpu.marks import ON_CUDA
 
 pytestmark = ON_CUDA
@@ -124,9 +124,9 @@ def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
 def test_the_allocator_reports_its_settings_and_enforces_its_limit() -> None:
     """In a separate process: the environment is read at its start, and a limit is permanent."""
     code = (
-        "import json, torch; from latfix.runners.gpu_memory.caching_allocator import CudaAllocator; "
+        "import json, torch; from latfix.runners.gpu_memory.caching_allocator import DeviceAllocator; "
         "torch.cuda.init(); "
-        "a = CudaAllocator('cuda:0'); total = a.memory()[1]; a.set_share((256 << 20) / total); refused = False\n"
+        "a = DeviceAllocator('cuda:0'); total = a.memory()[1]; a.set_share((256 << 20) / total); refused = False\n"
         "try: torch.empty(400 << 20, dtype=torch.uint8, device='cuda')\n"
         "except torch.cuda.OutOfMemoryError: refused = True\n"
         "print(json.dumps([dict(a.settings()), a.share() * total, refused, a.backend()]))"
@@ -146,5 +146,5 @@ def test_a_history_is_recorded_and_read(tmp_path: Path) -> None:
     held = [_taken(size * _MIB) for size in (60, 30)]
     del held
     end_history(tmp_path / "history.pickle")
-    result = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
+    result = choice_of(tmp_path / "history.pickle", DeviceAllocator(_DEVICE).memory()[1])
     assert result.setting == "" and "no allocation stalls or fails" in result.description

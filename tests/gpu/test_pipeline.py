@@ -11,7 +11,7 @@ import torch
 
 from latfix import Request, Workload
 from latfix.runners.engine.worker import ModelInstance
-from latfix.runners.gpu.accelerator import CudaAccelerator
+from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.copy_costs import copy_costs
 from latfix.runners.gpu.kernel_profile import profile_batch, waits_in
 from latfix.runners.gpu.pinned_staging import Staging
@@ -72,9 +72,9 @@ def _instance(device: str, settings: RunnerSettings, **options: Any) -> ModelIns
     adapter = _Rows()
     instance = ModelInstance(adapter, _Net(**options).eval().to(device), device, None, adapter.collate, set())
     if device != "cpu":
-        instance.place_on(CudaAccelerator(device))
+        instance.place_on(Accelerator(device))
         if settings.pinned_staging:
-            instance.staging = Staging(CudaAccelerator(device))
+            instance.staging = Staging(Accelerator(device))
             instance.collate = instance.staging.collate
     return instance
 
@@ -148,7 +148,7 @@ def test_a_profile_shows_kernels_and_waits() -> None:
 
 
 def test_the_cost_of_pinned_copies_is_measured() -> None:
-    result = copy_costs(CudaAccelerator("cuda:0"))
+    result = copy_costs(Accelerator("cuda:0"))
     # From 1 GB/s to 200 GB/s: any link.
     assert 5_000 < result["copy_in_mib_ns"] < 1_100_000 and 5_000 < result["copy_out_mib_ns"] < 1_100_000
     assert 0 < result["copy_in_ns"] < 1_000_000

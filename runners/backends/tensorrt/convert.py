@@ -23,7 +23,7 @@ from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes,
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside, Tally
 from latfix.runners.calls.model_call import as_called, call_on_copy
-from latfix.runners.calls.tensor_tree import flatten, move
+from latfix.runners.calls.tensor_tree import flatten, move, shapes_of
 from latfix.settings import RunnerSettings
 
 #: Largest deviation explained by another order of summation in float32, and by inputs rounded to TF32 (10 bits of
@@ -105,7 +105,7 @@ def convert(
     started, package = time.perf_counter(), torch_tensorrt()
     batches = [move(batch, device) for batch in material.batches]
     try:
-        shapes = [tuple(tuple(tensor.shape) for tensor in flatten(batch)[0]) for batch in batches]
+        shapes = [shapes_of(flatten(batch)[0]) for batch in batches]
     except TypeError as error:
         raise RunnerError(f"the model cannot be exported for TensorRT: among its inputs, {error}") from error
     example = example_index(shapes, [*material.seen, *shapes], material.tuned)
@@ -226,7 +226,7 @@ def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:
 
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
         dtypes_fit = [tensor.dtype for tensor in tensors] == takes
-        return dtypes_fit and case.profile.holds([tuple(tensor.shape) for tensor in tensors])
+        return dtypes_fit and case.profile.holds(shapes_of(tensors))
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with turn:

@@ -336,7 +336,7 @@ def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any, fake_cuda: Any) -> 
     assert peak.need_bytes() == 2000 * _MIB
     del warm
     device.model._release_cached()
-    known = DeviceFacts(allocators_of([_On("cuda:0")]))
+    known = DeviceFacts(allocators_of(["cuda:0"]))
     known.begin(peak)
     for size in (300, 900, 50):
         peak.begin()
@@ -350,13 +350,6 @@ def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any, fake_cuda: Any) -> 
     del model
 
 
-class _On:
-    """A model on a device."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-
-
 def _two(record: RunRecord, first: Mapping[str, Any], second: Mapping[str, Any]) -> RunRecord:
     """A run on two devices, with one worker on the first and two on the second."""
     known = dict(facts(record))
@@ -367,7 +360,7 @@ def _two(record: RunRecord, first: Mapping[str, Any], second: Mapping[str, Any])
 def test_every_device_is_limited_and_reported(torch_on: Any, fake_cuda: Any) -> None:
     devices = [fake_cuda(), fake_cuda()]
     torch_on(*devices)
-    allocators = allocators_of([_On("cuda:0"), _On("cuda:1"), _On("cuda:1")])
+    allocators = allocators_of(["cuda:0", "cuda:1", "cuda:1"])
     assert limit_memory(0.25, allocators) == []
     assert [device.share() for device in devices] == [0.25, 0.25]
     known = DeviceFacts(allocators)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from latfix.runners.gpu.accelerator import Accelerator
+
 _local = threading.local()
 
 
@@ -151,7 +153,7 @@ def _value(tensor: DeviceTensor) -> torch.Tensor:
 
 
 @dataclass
-class SimulatedAccelerator:
+class SimulatedAccelerator(Accelerator):
     """One device.
 
     :param drift: by how much its clock runs faster than the host's; ``shift`` nanoseconds it is ahead.

@@ -39,7 +39,7 @@ class FakeCapturer:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         with _Recording() as recording:
             result = run()
         done = recording.done

@@ -18,6 +18,7 @@ import torch
 
 from latfix.adapter_api import Workload
 from latfix.request import Request
+from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.service.graph_capture import capture_graphs, shapes_to_capture
 from latfix.runners.service.load import LoadedModels
 from latfix.runners.service.loaded_service import Service
@@ -49,11 +50,13 @@ class _Event:
         return (end_event.at - self.at) / 1e6
 
 
-class PlainAccelerator:
+class PlainAccelerator(Accelerator):
     """A device whose memory is the host's."""
 
-    device = "plain:0"
     current: Any = None
+
+    def __init__(self) -> None:
+        self.device = "plain:0"
 
     def stream(self) -> Any:
         return _Stream()
@@ -121,9 +124,9 @@ def test_graphs_are_captured_in_the_stream_that_serves() -> None:
     seen: list[Any] = []
 
     class Watching(FakeCapturer):
-        def capture(self, run: Any) -> Any:
+        def __call__(self, run: Any) -> Any:
             seen.append([each.accelerator.current for each in models.instances])  # type: ignore[union-attr]
-            return super().capture(run)
+            return super().__call__(run)
 
     capture_graphs(models, _traffic([3, 5, 9]), settings, lambda _: Watching(), pads=True)
     first, second = (each.lane for each in models.instances)
