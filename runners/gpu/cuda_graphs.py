@@ -207,7 +207,7 @@ class GraphedModel(torch.nn.Module):
         return self.original(*args, **kwargs)
 
     def _captured(self, tensors: Sequence[torch.Tensor], names: Any) -> Bucket:
-        inputs = [tensor.clone() for tensor in tensors]
+        inputs, shapes = [tensor.clone() for tensor in tensors], _in_words(shapes_of(tensors))
         try:
             expected = flatten(call_model(self.original, unflatten(names, inputs)))[0]
             replay, outputs = self._capture(lambda: call_model(self.original, unflatten(names, inputs)))
@@ -217,12 +217,12 @@ class GraphedModel(torch.nn.Module):
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise RunnerError(
-                f"cuda_graphs: capturing a batch of {_in_words(shapes_of(tensors))} raised {describe(error)}; a model "
+                f"cuda_graphs: capturing a batch of {shapes} raised {describe(error)}; a model "
                 "that reads values on the host (.item()), or whose work depends on them, cannot be captured"
             ) from error
         if len(expected) != len(made) or not all(map(_same, expected, made)):
             raise RunnerError(
-                f"cuda_graphs: a captured batch of {_in_words(shapes_of(tensors))} gives other answers than the model; "
+                f"cuda_graphs: a captured batch of {shapes} gives other answers than the model; "
                 "use cuda_graphs = false"
             )
         return Bucket(inputs=inputs, outputs=made, structure=structure, replay=replay)

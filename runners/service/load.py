@@ -29,8 +29,8 @@ from latfix.runners.service.adapter_file import check_batch_size, load_adapter, 
 from latfix.settings import Precision, RunnerSettings
 
 if TYPE_CHECKING:
+    from latfix.runners.backends.tensorrt.shape_profile import TrafficShapes
     from latfix.runners.gpu.cuda_graphs import GraphedModel
-    from latfix.runners.service.batch_shapes import TrafficShapes
 
 __all__ = ["LoadedModels", "convert_models", "load_models", "pool_applies", "resolve_device"]
 
@@ -189,20 +189,28 @@ def convert_models(
     """
     if settings.backend == "torch" or models.conversions:
         return
-    if shapes is not None:
-        _convert_for_tensorrt(models, batches, settings, shapes)
-        return
     from latfix.runners.backends.converted_model import convert
     from latfix.runners.model_files.served_file import serve_file, serves_file
 
+    sources = models.adapter.folder
     for instance in models.distinct():
         model: Any
-        if serves_file(instance.model):
+        conversion: Any
+        if shapes is not None:
+            from latfix.runners.backends.tensorrt.convert import convert as compiled_for
+
+            with on_device(instance.device):  # engines are built and loaded on the current device
+                model, conversion = compiled_for(
+                    instance.model, batches, shapes, settings, sources, instance.device, models.tally, models.outside
+                )
+        elif serves_file(instance.model):
             model, conversion = serve_file(instance.model, batches, settings, models.tally)
         else:
-            model, conversion = convert(instance.model, batches, settings, models.adapter.folder, models.tally)
+            model, conversion = convert(instance.model, batches, settings, sources, models.tally)
         models.replace_model(instance.model, model)
         models.conversions.append(conversion.to_json())
+    models.settle()
+    models.outside.reset()
 
 
 def _give_buffers(instance: ModelInstance, settings: RunnerSettings, loaded: LoadedModels) -> None:
@@ -225,23 +233,6 @@ def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
         return []
     names = [name for name in ("pinned_staging", "overlap", "cuda_graphs") if getattr(settings, name)]
     return [f"{name} needs a GPU: not in effect on the CPU" for name in names]
-
-
-def _convert_for_tensorrt(
-    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes
-) -> None:
-    from latfix.runners.backends.tensorrt.convert import Material, convert
-
-    material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
-    for instance in models.distinct():
-        with on_device(instance.device):  # engines are built and loaded on the current device
-            model, conversion = convert(
-                instance.model, material, settings, instance.device, models.tally, models.outside
-            )
-        models.replace_model(instance.model, model)
-        models.conversions.append(conversion.to_json())
-    models.settle()
-    models.outside.reset()
 
 
 def pool_applies(adapter: Workload) -> bool:

@@ -19,7 +19,7 @@ from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
 from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
-from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
+from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, TrafficShapes, example_index, profile_of
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside, Tally
 from latfix.runners.calls.model_call import as_called, call_on_copy
@@ -31,22 +31,6 @@ from latfix.settings import RunnerSettings
 _MOST, _MOST_TF32, _ROUNDINGS = 1e-3, 1e-2, 10
 #: Number of programs in the cache: each holds the model's weights once or twice.
 _KEPT = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
-    """Batches and shapes for which a model is compiled.
-
-    :param batches: batches of the traffic's inputs, in several sizes, on the host.
-    :param seen: shapes of the traffic's batches, including the smallest and the largest.
-    :param tuned: shapes for which kernels are chosen.
-    :param sources: the folder of the code that built the model.
-    """
-
-    batches: Sequence[Any]
-    seen: Sequence[Shapes]
-    tuned: Shapes
-    sources: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +71,19 @@ class _Case:
 
 def convert(
     model: torch.nn.Module,
-    material: Material,
+    batches: Sequence[Any],
+    shapes: TrafficShapes,
     settings: RunnerSettings,
+    sources: Path,
     device: str,
     tally: Tally,
     outside: Outside,
 ) -> tuple[ReplacedModel, TensorRtConversion]:
     """Compile a model for the shapes of its traffic, and compare its answers with the original's on every batch.
 
+    :param batches: batches of the traffic's inputs, in several sizes, on the host.
+    :param shapes: of the traffic's batches, including the smallest and the largest.
+    :param sources: the folder of the code that built the model.
     :param device: the model's CUDA device.
     :param tally: counts the runs.
     :param outside: counts the batches that the original runs.
@@ -103,19 +92,19 @@ def convert(
     """
     require_backend(settings.backend)
     started, package = time.perf_counter(), torch_tensorrt()
-    batches = [move(batch, device) for batch in material.batches]
+    batches = [move(batch, device) for batch in batches]
     try:
-        shapes = [shapes_of(flatten(batch)[0]) for batch in batches]
+        own = [shapes_of(flatten(batch)[0]) for batch in batches]
     except TypeError as error:
         raise RunnerError(f"the model cannot be exported for TensorRT: among its inputs, {error}") from error
-    example = example_index(shapes, [*material.seen, *shapes], material.tuned)
-    profile = profile_of([*material.seen, *shapes], shapes[example])
+    example = example_index(own, [*shapes.seen, *own], shapes.tuned)
+    profile = profile_of([*shapes.seen, *own], own[example])
     with raised_as("the model itself does not run on the traffic's inputs"), torch.no_grad():
         expected = [flatten(call_on_copy(model, batch)) for batch in batches]
     tensors, names = flatten(batches[example])
     digest = model_digest(
         model,
-        material.sources,
+        sources,
         str(package.__version__),
         str(tensorrt().__version__),
         device,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Any
 
 
@@ -32,10 +31,7 @@ class StreamTurn:
         if now != stream:
             now.wait_event(event)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        del kind, error, where
+    def __exit__(self, *_: object) -> None:
         try:
             if self._device.startswith("cuda"):
                 import torch

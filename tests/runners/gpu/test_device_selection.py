@@ -266,7 +266,7 @@ def test_engines_are_made_with_their_own_device_as_the_current_one(
     gpus(2)
     made: list[tuple[str, int]] = []
 
-    def convert(model: Any, _material: Any, _settings: Any, device: str, *_: Any) -> tuple[Any, Any]:
+    def convert(model: Any, _batches: Any, _shapes: Any, _settings: Any, _sources: Any, device: str, *_: Any) -> Any:
         made.append((device, torch.cuda.current_device()))
         return model, SimpleNamespace(to_json=lambda: {"device": device})
 
