@@ -113,16 +113,6 @@ class HttpReplay:
         }
 
 
-class _HttpProcess(RunnerProcess):
-    """The process that replays over HTTP."""
-
-    MODULE = "latfix.runners.http_target.replay_main"
-
-    def __init__(self, job: Mapping[str, Any], log: Path) -> None:
-        super().__init__(Path(), "", RunnerSettings(), log)
-        self._job = job
-
-
 def reach(address: Address, trust: Trust) -> Endpoint:
     """Connect once before anything is replayed; an InputError with the reason if nothing listens there."""
     tls = trust.context(http2=address.is_grpc) if address.secure else None
@@ -254,7 +244,8 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             "server": replay.server,
         },
     )
-    with _HttpProcess(replay.job(run_word), path / "runner.log") as process:
+    job, module = replay.job(run_word), "latfix.runners.http_target.replay_main"
+    with RunnerProcess(Path(), "", RunnerSettings(), path / "runner.log", module=module, job=job) as process:
         try:
             process.start()
         except (LatfixError, KeyboardInterrupt) as error:

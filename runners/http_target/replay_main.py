@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -39,122 +37,105 @@ _LEAD_IN_NS = 300_000_000
 _WATCH_S = 30.0
 
 
-class Replayer:
-    """Replays the schedule in a run's folder.
+def replay(job: dict[str, Any], folder: Path, parent: LineWriter, stop: threading.Event) -> dict[str, Any]:
+    """Replay the schedule in a run's folder and record; returns fields of ``run.json``.
 
     :param job: the address, what to send, and how to watch the service; see ``http_session``.
+    :param stop: ends the replay when it is set.
+    :raises LatfixError: the service cannot be watched, or a body cannot be made.
     """
-
-    def __init__(self, job: dict[str, Any], parent: LineWriter) -> None:
-        self._job, self._parent = job, parent
-        self._stop = threading.Event()
-
-    def serve(self, commands: LineReader) -> None:
-        """Serve commands until ``exit`` or the parent's death; an interrupt ends the replay."""
-        for command in commands_of(commands, self._stop):
-            self._parent.send({"event": "done", "do": command["do"], **self.replay(Path(command["folder"]))})
-
-    def replay(self, folder: Path) -> dict[str, Any]:
-        """Replay and record; returns fields of ``run.json``.
-
-        :raises LatfixError: the service cannot be watched, or a body cannot be made.
-        """
-        job = self._job
-        traffic = load_schedule(folder / SCHEDULE)
-        address = parse_address(job["address"])
-        endpoint = Endpoint(
-            family=job["family"],
-            place=tuple(job["place"]),
-            tls=Trust(cacert=job["cacert"], insecure=job["insecure"]).context(http2=address.is_grpc)
-            if address.secure
-            else None,
-            name=address.host,
-        )
-        template = None if job["body"] is None else BodyTemplate(job["body"])
-        body = body_for(address, template, traffic, job["metadata"], job["model"])
-        connect: Callable[[Endpoint], Connection] = Connection
-        if address.is_grpc:
-            from latfix.runners.http_target.grpc_connection import GrpcConnection as connect
-        head = request_head(
-            job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
-        )
-        _allow_connections()
-        with contextlib.ExitStack() as stack:
-            watch = None
-            if job["pid"] is not None or job["metrics"] is not None:
-                watch = stack.enter_context(_WatchProcess(job, folder))
-                try:
-                    watch.start()
-                except LatfixError as error:
-                    raise RunnerError(error.message) from error
-            t0_ns = time.perf_counter_ns() + _LEAD_IN_NS
-            start_ns = t0_ns - int(traffic.start_s * 1e9)
-            log = RequestLog(folder, start_ns)
-
-            def report_status(done: int, in_flight: int, draining: bool) -> None:
-                at = time.perf_counter_ns() - log.t0_ns
-                status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
-                self._parent.send({"event": "status", **status})
-
-            loop = ReplayLoop(
-                endpoint,
-                _requests(traffic, head, body, job["run"]),
-                log,
-                self._stop,
-                timeout_ns=int(job["timeout_s"] * 1e9),
-                keep_alive=job["keep_alive"],
-                report=report_status,
-                connect=connect,
-            )
-            loop.prepare(len(traffic))
-            start_ns += max(time.perf_counter_ns() + _LEAD_IN_NS // 3 - t0_ns, 0)
-            log.t0_ns = start_ns
-            loop.schedule((start_ns + traffic.arrival_ns).tolist())
-            if watch is not None:
-                watch.command("begin", t0_ns=start_ns)
-            priority = take_priority()
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            began, clock = time.thread_time_ns(), time.perf_counter_ns()
+    traffic = load_schedule(folder / SCHEDULE)
+    address = parse_address(job["address"])
+    endpoint = Endpoint(
+        family=job["family"],
+        place=tuple(job["place"]),
+        tls=Trust(cacert=job["cacert"], insecure=job["insecure"]).context(http2=address.is_grpc)
+        if address.secure
+        else None,
+        name=address.host,
+    )
+    template = None if job["body"] is None else BodyTemplate(job["body"])
+    body = body_for(address, template, traffic, job["metadata"], job["model"])
+    connect: Callable[[Endpoint], Connection] = Connection
+    if address.is_grpc:
+        from latfix.runners.http_target.grpc_connection import GrpcConnection as connect
+    head = request_head(
+        job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
+    )
+    _allow_connections()
+    with contextlib.ExitStack() as stack:
+        watch = None
+        if job["pid"] is not None or job["metrics"] is not None:
+            watch = stack.enter_context(_watch(job, folder))
             try:
-                sent = loop.run()
-            finally:
-                log.close()
-            cpu, wall = time.thread_time_ns() - began, max(time.perf_counter_ns() - clock, 1)
-            give_priority_back()
-            gc.enable()
-            report: dict[str, Any] = {}
-            with contextlib.suppress(LatfixError):  # the replay counts even if the watch died
-                report = {} if watch is None else watch.command("end", timeout_s=_WATCH_S)
-        return {
-            "state": "interrupted" if self._stop.is_set() or loop.hopeless else "complete",
-            "sent": sent,
-            "t0_ns": start_ns,
-            "cores": usable_cores(),
-            "overhead": {
-                "per_request_us": 0.0,  # latfix adds nothing to the service's own path
-                "core_share": (cpu + report.get("cpu_ns", 0)) / wall,
-                "replayer_us_per_request": cpu / max(sent, 1) / 1e3,
-                "replayer_core_share": cpu / wall,
-                "watch_core_share": report.get("cpu_ns", 0) / wall,
-                "connections": loop.opened,
-                "bodies_made_late": loop.rendered_late,
-            },
-            "probes": {"replayer": priority, **_watch_lines(job, report)},
-            **({"failure": loop.hopeless} if loop.hopeless else {}),
-        }
+                watch.start()
+            except LatfixError as error:
+                raise RunnerError(error.message) from error
+        t0_ns = time.perf_counter_ns() + _LEAD_IN_NS
+        start_ns = t0_ns - int(traffic.start_s * 1e9)
+        log = RequestLog(folder, start_ns)
+
+        def report_status(done: int, in_flight: int, draining: bool) -> None:
+            at = time.perf_counter_ns() - log.t0_ns
+            status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
+            parent.send({"event": "status", **status})
+
+        loop = ReplayLoop(
+            endpoint,
+            _requests(traffic, head, body, job["run"]),
+            log,
+            stop,
+            timeout_ns=int(job["timeout_s"] * 1e9),
+            keep_alive=job["keep_alive"],
+            report=report_status,
+            connect=connect,
+        )
+        loop.prepare(len(traffic))
+        start_ns += max(time.perf_counter_ns() + _LEAD_IN_NS // 3 - t0_ns, 0)
+        log.t0_ns = start_ns
+        loop.schedule((start_ns + traffic.arrival_ns).tolist())
+        if watch is not None:
+            watch.command("begin", t0_ns=start_ns)
+        priority = take_priority()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        began, clock = time.thread_time_ns(), time.perf_counter_ns()
+        try:
+            sent = loop.run()
+        finally:
+            log.close()
+        cpu, wall = time.thread_time_ns() - began, max(time.perf_counter_ns() - clock, 1)
+        give_priority_back()
+        gc.enable()
+        report: dict[str, Any] = {}
+        with contextlib.suppress(LatfixError):  # the replay counts even if the watch died
+            report = {} if watch is None else watch.command("end", timeout_s=_WATCH_S)
+    return {
+        "state": "interrupted" if stop.is_set() or loop.hopeless else "complete",
+        "sent": sent,
+        "t0_ns": start_ns,
+        "cores": usable_cores(),
+        "overhead": {
+            "per_request_us": 0.0,  # latfix adds nothing to the service's own path
+            "core_share": (cpu + report.get("cpu_ns", 0)) / wall,
+            "replayer_us_per_request": cpu / max(sent, 1) / 1e3,
+            "replayer_core_share": cpu / wall,
+            "watch_core_share": report.get("cpu_ns", 0) / wall,
+            "connections": loop.opened,
+            "bodies_made_late": loop.rendered_late,
+        },
+        "probes": {"replayer": priority, **_watch_lines(job, report)},
+        **({"failure": loop.hopeless} if loop.hopeless else {}),
+    }
 
 
-class _WatchProcess(RunnerProcess):
+def _watch(job: dict[str, Any], folder: Path) -> RunnerProcess:
     """The process that watches the service."""
-
-    MODULE = "latfix.runners.http_target.server_watch"
-
-    def __init__(self, job: dict[str, Any], folder: Path) -> None:
-        super().__init__(Path(), "", RunnerSettings(), folder / "runner.log")
-        names = ("pid", "metrics", "headers", "cacert", "insecure", "path", "served_model")
-        self._job = {**{name: job[name] for name in names}, "folder": str(folder)}
+    names = ("pid", "metrics", "headers", "cacert", "insecure", "path", "served_model")
+    own, module = {name: job[name] for name in names}, "latfix.runners.http_target.server_watch"
+    log = folder / "runner.log"
+    return RunnerProcess(Path(), "", RunnerSettings(), log, module=module, job={**own, "folder": str(folder)})
 
 
 def _watch_lines(job: dict[str, Any], report: dict[str, Any]) -> dict[str, str]:
@@ -196,13 +177,11 @@ def _allow_connections() -> None:
 
 def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
     parent.send({"event": "ready", "load_s": 0.0, "device": "http", "machine": machine_facts()})
-    Replayer(job, parent).serve(commands)
+    stop = threading.Event()
+    for command in commands_of(commands, stop):
+        found = replay(job, Path(command["folder"]), parent, stop)
+        parent.send({"event": "done", "do": command["do"], **found})
 
 
 if __name__ == "__main__":
-    code = serve_parent(
-        _work, lambda error: f"{error.filename or 'the replay'}: {error.strerror}; check it and run again"
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    serve_parent(_work, lambda error: f"{error.filename or 'the replay'}: {error.strerror}; check it and run again")

@@ -7,7 +7,6 @@ Started by :mod:`latfix.runners.http_target.replay_main`, with the messages of
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import urllib.request
@@ -171,5 +170,4 @@ def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None
 
 
 if __name__ == "__main__":
-    code = serve_parent(_work, lambda error: f"the service cannot be watched ({error.strerror})")
-    os._exit(code)  # a scrape may still wait for its answer
+    serve_parent(_work, lambda error: f"the service cannot be watched ({error.strerror})")

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from latfix.errors import EXIT_RUNNER, LatfixError
 
@@ -85,8 +85,8 @@ def commands_of(reader: LineReader, stop: threading.Event) -> Iterator[dict[str,
 
 def serve_parent(
     work: Callable[[dict[str, Any], LineReader, LineWriter], None], words: Callable[[OSError], str]
-) -> int:
-    """Run the process ``python -m … PARENT_PID COMMAND_FD EVENT_FD``; returns its exit code.
+) -> NoReturn:
+    """Run the process ``python -m … PARENT_PID COMMAND_FD EVENT_FD``, and end it: threads may still be busy.
 
     :param work: called with the job, which the parent sends before any command.
     :param words: describes a system error for the parent.
@@ -96,6 +96,7 @@ def serve_parent(
     for fd in (command_fd, event_fd):  # programs started by user code must not keep the pipes open
         os.set_inheritable(fd, False)
     parent, commands = LineWriter(event_fd), LineReader(command_fd)
+    code, message = 0, ""
     try:
         job: list[dict[str, Any]] = []
         while not (job or commands.ended):
@@ -103,9 +104,11 @@ def serve_parent(
         if job:
             work(job[0], commands, parent)
     except LatfixError as error:
-        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
-        return error.exit_code
+        code, message = error.exit_code, error.message
     except OSError as error:
-        parent.send({"event": "failed", "message": words(error), "exit_code": EXIT_RUNNER})
-        return EXIT_RUNNER
-    return 0
+        code, message = EXIT_RUNNER, words(error)
+    if code:
+        parent.send({"event": "failed", "message": message, "exit_code": code})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -11,9 +11,7 @@ import errno
 import faulthandler
 import gc
 import math
-import os
 import signal
-import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -217,7 +215,4 @@ def _disk_words(error: OSError) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     faulthandler.register(STACKS_SIGNAL)
-    code = serve_parent(_work, _disk_words)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # worker threads of an interrupted run may still be inside the model
+    serve_parent(_work, _disk_words)

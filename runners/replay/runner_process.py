@@ -39,18 +39,23 @@ class RunnerProcess:
     :param entry: ``file:Class`` of its adapter.
     :param settings: how the service runs; ``settings.env`` becomes the process's environment.
     :param log: receives the output of user code.
+    :param module: the module that the process runs.
+    :param job: what it is to do, if it is no runner.
     :raises LatfixError: from :meth:`start` and :meth:`command`, if the runner failed or died.
     """
 
-    #: The module that the process runs.
-    MODULE = "latfix.runners.replay.runner_main"
-
-    def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
-        self._job: Mapping[str, Any] = {
-            "folder": str(folder.absolute()),
-            "entry": entry,
-            "settings": settings.to_json(),
-        }
+    def __init__(
+        self,
+        folder: Path,
+        entry: str,
+        settings: RunnerSettings,
+        log: Path,
+        *,
+        module: str = "latfix.runners.replay.runner_main",
+        job: Mapping[str, Any] | None = None,
+    ) -> None:
+        runs: Mapping[str, Any] = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.to_json()}
+        self._module, self._job = module, dict(runs if job is None else job)
         self._hang_limit_s = settings.hang_limit_ms / 1e3
         self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
@@ -90,7 +95,7 @@ class RunnerProcess:
         event_read, event_write = os.pipe()
         self._fds = [command_write, event_read]
         # -P: a file in the working directory must not shadow a module of the same name.
-        module = [sys.executable, "-P", "-m", self.MODULE]
+        module = [sys.executable, "-P", "-m", self._module]
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -108,7 +113,7 @@ class RunnerProcess:
             os.close(command_read)
             os.close(event_write)
         self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
-        self._writer.send(dict(self._job))
+        self._writer.send(self._job)
 
     def command(
         self, do: str, *, on_event: OnEvent | None = None, timeout_s: float | None = None, **more: Any
