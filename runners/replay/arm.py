@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,45 +151,39 @@ class Arm:
         """Replay ``traffic`` on this arm while every other arm is stopped."""
         replay = Replay(spec=self.spec, traffic=traffic, settings=self.settings, seed=seed, fixes=self.fixes)
         run = prepare_folder(folder, replay)
-        process = self.running()
-        process.resume()
-        try:
-            with watch(self.label, traffic, folder) as on_event:
-                return replay_into(process, run, on_event=on_event)
-        except LatfixError:
-            self._give_up()
-            raise
-        finally:
-            process.pause()
+        with self._awake() as process, watch(self.label, traffic, folder) as on_event:
+            return replay_into(process, run, on_event=on_event)
 
     def ask(self, do: str, **more: Any) -> Any:
         """Run a command that measures no time: accuracy, outputs, evidence."""
-        process = self.running()
-        if do in _PROFILING and process.ready.get("device", "cpu") != "cpu":
-            self.profiled = True
-        process.resume()
-        try:
+        with self._awake() as process:
+            if do in _PROFILING and process.ready.get("device", "cpu") != "cpu":
+                self.profiled = True
             return process.command(do, timeout_s=self.patience_s(), **more)
-        except LatfixError:
-            self._give_up()
-            raise
-        finally:
-            process.pause()
 
     def profile(self, record: RunRecord) -> dict[str, Any]:
         """Profile some batches of a replay on the device, for ``run.json``; empty if the model is on the CPU."""
         if record.meta.device == "cpu":
             return {}
-        process = self.running()
-        self.profiled = True
-        process.resume()
-        try:
+        with self._awake() as process:
+            self.profiled = True
             fields = device_profile(process, record)
-        finally:
-            process.pause()
         if "device_profile" not in fields:  # the profiler hangs, or the process died: the next use needs another
             self.close()
         return fields
+
+    @contextmanager
+    def _awake(self) -> Iterator[RunnerProcess]:
+        """The process, which runs inside the context; a failure there ends it, so that the next use starts another."""
+        process = self.running()
+        process.resume()
+        try:
+            yield process
+        except LatfixError:
+            self._give_up()
+            raise
+        finally:
+            process.pause()
 
     def _give_up(self) -> None:
         """End a process that failed, so that the next use starts another."""
