@@ -161,7 +161,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
 def _batch_size(adapter: Any, wanted: int, *, explicit: bool) -> int:
     from latfix.runners.model_files.file_workload import FileWorkload
 
-    most = adapter.largest_batch if isinstance(adapter, FileWorkload) else None
+    most = adapter.layout.largest_batch if isinstance(adapter, FileWorkload) else None
     if most is None or wanted <= most:
         return wanted
     if explicit:

@@ -42,7 +42,7 @@ def examine(seconds: float) -> Doctor:
             cpu=cpu_model(),
             cores=os.cpu_count(),
             os=f"{platform.system()} {platform.release()}",
-            gpus=tuple(device["name"] for device in torch.get("devices", ())),
+            gpus=tuple(torch.get("devices", ())),
         ),
         versions=versions(),
         findings=tuple(findings),

@@ -35,24 +35,14 @@ class Placement:
 
 def plan_placement(topology: Topology, settings: RunnerSettings, pin: Pinning | None = None) -> Placement:
     """Place workers, prepare threads and latfix's own threads by ``pin``, which defaults to ``settings.pin``."""
-    return place(
-        topology,
-        pin or settings.pin,
-        workers=settings.workers,
-        prepare=settings.prepare_threads,
-        threads=settings.intra_op_threads,
-    )
-
-
-def place(topology: Topology, pin: Pinning, *, workers: int, prepare: int, threads: int) -> Placement:
-    """Cores for workers and prepare threads; ``threads`` is per operator, 0 for one per core of the worker."""
+    pin, workers, prepare = pin or settings.pin, settings.workers, settings.prepare_threads
     if pin == "off":
         return _nowhere(workers, prepare, "pin is off")
     if not topology.cores:
         return _nowhere(workers, prepare, "this system has no processor affinity")
     if pin == "locality":
         return _by_domain(topology, workers, prepare)
-    return _by_worker(topology, workers, prepare, threads)
+    return _by_worker(topology, workers, prepare, settings.intra_op_threads)
 
 
 def _nowhere(workers: int, prepare: int, obstacle: str) -> Placement:

@@ -17,16 +17,12 @@ _MIB = 1 << 20
 
 def has_capability(bit: int, status: Path = Path("/proc/self/status")) -> bool:
     """True if the capability is in this process's effective set; ``False`` on systems without capabilities."""
-    return bool(int(status_field("CapEff", status) or "0", 16) >> bit & 1)
-
-
-def status_field(name: str, status: Path = Path("/proc/self/status")) -> str:
-    """A field of ``/proc/self/status``; empty if missing."""
     try:
         lines = status.read_text().splitlines()
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), "")
+        return False
+    effective = next((line.partition(":")[2] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> bit & 1)
 
 
 def status_bytes(name: str) -> int:

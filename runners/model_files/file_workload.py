@@ -65,17 +65,12 @@ class FileWorkload(Workload):
         }
         self._bound: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, Expression]] = {}
 
-    @property
-    def largest_batch(self) -> int | None:
-        """Maximum batch size of one call; ``None`` for no limit."""
-        return self.layout.largest_batch
-
     def check_batch(self, max_batch_size: int) -> None:
         """Check that the model takes batches as large as the settings allow.
 
         :raises InputError: it does not.
         """
-        most = self.largest_batch
+        most = self.layout.largest_batch
         if most is None or max_batch_size <= most:
             return
         if self.layout.fixed_batch == most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from latfix.config.model_input_rules import is_batch
@@ -83,15 +83,17 @@ def batch_first(output: Any, names: Sequence[str], axes: Mapping[str, int | None
             return item.unsqueeze(0) if hasattr(item, "dim") else [item]
         return item.movedim(axis, 0) if 0 < axis < dimensions else item
 
+    return _by_name(output, names, moved)
+
+
+def _by_name(output: Any, names: Sequence[str], change: Callable[[str, Any], Any]) -> Any:
+    """The output with ``change`` applied to each part and its name."""
     if isinstance(output, dict):
-        return {name: moved(str(name), item) for name, item in output.items()}
+        return {name: change(str(name), item) for name, item in output.items()}
     if isinstance(output, tuple | list):
-        return tuple(moved(name, item) for name, item in zip(_places(output, names), output, strict=True))
-    return moved(names[0], output)
-
-
-def _places(output: Sequence[Any], names: Sequence[str]) -> Sequence[str]:
-    return names if len(names) == len(output) else [str(k) for k in range(len(output))]
+        named = names if len(names) == len(output) else map(str, range(len(output)))
+        return tuple(change(name, item) for name, item in zip(named, output, strict=True))
+    return change(names[0], output)
 
 
 def check_names(cuts: Mapping[str, Cut], known: Collection[str], where: str) -> None:
@@ -118,12 +120,7 @@ def own_part(output: Any, names: Sequence[str], cuts: Mapping[str, Cut], known: 
     :raises ValueError: a size is not finite, or a feature is text.
     :raises KeyError: the request lacks a feature.
     """
-    if isinstance(output, dict):
-        return {name: _cut(item, cuts.get(str(name)), known) for name, item in output.items()}
-    if isinstance(output, tuple | list):
-        named = zip(_places(output, names), output, strict=True)
-        return tuple(_cut(item, cuts.get(name), known) for name, item in named)
-    return _cut(output, cuts.get(names[0]), known)
+    return _by_name(output, names, lambda name, item: _cut(item, cuts.get(name), known))
 
 
 def _cut(output: Any, cut: Cut | None, known: Mapping[str, FeatureValue]) -> Any:

@@ -57,7 +57,7 @@ def makeup(model: Any, adapter: Workload) -> Makeup:
     if isinstance(adapter, FileWorkload):
         from latfix.runners.model_files.file_module import SealedModule  # it imports torch
 
-        file, largest = adapter.layout.file.name, adapter.largest_batch or 0
+        file, largest = adapter.layout.file.name, adapter.layout.largest_batch or 0
         if any(isinstance(module, SealedModule) for module in model.modules()):
             runtime = runtime or adapter.model.backend
     return Makeup(kind=_kind(model), parameters=parameters, runtime=runtime, file=file, largest_batch=largest)

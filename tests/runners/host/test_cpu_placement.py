@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from latfix.runners.host.cpu_placement import Places, domain_of, limit_operator_threads, place
+from latfix.runners.host.cpu_placement import Placement, Places, domain_of, limit_operator_threads, plan_placement
 from latfix.runners.host.cpu_topology import Domain, Topology
-from latfix.settings import RunnerSettings
+from latfix.settings import Pinning, RunnerSettings
 
 
 def topology(*domains: tuple[int, ...], threads: int = 1) -> Topology:
@@ -27,6 +27,11 @@ def topology(*domains: tuple[int, ...], threads: int = 1) -> Topology:
             for n, domain in enumerate(domains)
         ),
     )
+
+
+def place(machine: Topology, pin: Pinning, *, workers: int, prepare: int, threads: int) -> Placement:
+    settings = RunnerSettings(workers=workers, prepare_threads=prepare, intra_op_threads=threads)
+    return plan_placement(machine, settings, pin)
 
 
 @examples(deadline=None)
