@@ -24,6 +24,7 @@ from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, Runn
 from latfix.files.atomic_write import write_json
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 from latfix.runners.backend_comparison.cold_load import last_line
+from latfix.runners.replay.run_session import installed_versions
 from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
 from latfix.statistics.decision import Interval
@@ -89,20 +90,10 @@ def measure_backends(
         return BackendsTable.from_json(document)
 
 
-def job_of(
-    spec: WorkloadSpec, settings: RunnerSettings, *, batch: int, explicit: bool, seconds: float, seed: int
-) -> dict[str, Any]:
-    """The job of the separate process; see :func:`measure_backends`."""
-    return {
-        "name": spec.name,
-        "folder": str(spec.folder),
-        "entry": spec.entry,
-        "settings": settings.to_json(),
-        "batch": batch,
-        "explicit": explicit,
-        "seconds": seconds,
-        "seed": seed,
-    }
+def job_of(spec: WorkloadSpec, settings: RunnerSettings, **options: Any) -> dict[str, Any]:
+    """The job of the separate process; ``options`` as of :func:`measure_backends`."""
+    settled = {"settings": settings.to_json(), **options}
+    return {"name": spec.name, "folder": str(spec.folder), "entry": spec.entry, **settled}
 
 
 def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
@@ -113,7 +104,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     from latfix.runners.backend_comparison.cold_load import first_load_s
     from latfix.runners.backend_comparison.throughput import serve
     from latfix.runners.model_files.file_workload import FileWorkload
-    from latfix.runners.service.adapter_file import check_inputs, load_adapter
+    from latfix.runners.service.adapter_file import load_adapter
     from latfix.runners.service.load import load_module, resolve_device
 
     settings = RunnerSettings(**job["settings"])
@@ -127,9 +118,10 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     batch = _batch_size(adapter, job["batch"], explicit=job["explicit"])
     model = load_module(adapter, "cpu")
     load_s = time.perf_counter() - started
-    check_inputs(adapter, traffic)
-    if isinstance(adapter, FileWorkload):  # in a fresh process, like the other backends
+    if isinstance(adapter, FileWorkload):
+        adapter.check_traffic(traffic)
         names = [given.name for given in adapter.layout.inputs]
+        # In a fresh process, like the other backends.
         load_s = first_load_s(adapter.layout.file, own_backend(adapter), names, torch.get_num_threads())
     own = Candidate(backend=own_backend(adapter), model=model, load_s=load_s)
     requests, prepared = _prepared(adapter, traffic)
@@ -149,7 +141,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
         entry=job["entry"],
         device="cpu",
         threads=torch.get_num_threads(),
-        versions={"torch": torch.__version__, **_versions()},
+        versions={"torch": torch.__version__, **installed_versions("onnxruntime", "onnx", "openvino")},
         requests=len(work.singles),
         batch_size=batch,
         answers=check,
@@ -257,17 +249,6 @@ def _row(candidate: Any, served: Any, first: str, work: Any) -> BackendRow:
 
 def _estimate(found: Interval) -> Estimate:
     return Estimate.from_json(found.to_json())
-
-
-def _versions() -> dict[str, str]:
-    import contextlib
-    from importlib import metadata
-
-    found = {}
-    for name in ("onnxruntime", "onnx", "openvino"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def main() -> int:

@@ -343,13 +343,18 @@ def schedule_digest(traffic: Traffic) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of latfix and of the packages that its figures depend on, without importing them."""
+    return {"latfix": latfix.__version__, **installed_versions("torch", "numpy", "pandas", "pyarrow")}
+
+
+def installed_versions(*names: str) -> dict[str, str]:
+    """Versions of the packages among ``names`` that are installed, without importing them."""
     from importlib import metadata
 
-    result = {"latfix": latfix.__version__}
-    for name in ("torch", "numpy", "pandas", "pyarrow"):
+    found = {}
+    for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            result[name] = metadata.version(name)
-    return result
+            found[name] = metadata.version(name)
+    return found
 
 
 def _now() -> str:

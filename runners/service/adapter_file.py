@@ -14,7 +14,6 @@ from latfix.adapter_api import Workload
 from latfix.config.model_file_kind import is_model_file
 from latfix.errors import InputError, RunnerError
 from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.traffic.schedule import Traffic
 
 
 def load_adapter(folder: Path, entry: str) -> Workload:
@@ -103,19 +102,3 @@ def raised_at(path: Path, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
     return f"{path}:{lines[-1]}" if lines else str(path)
-
-
-def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
-    """Raise an InputError if a model file takes only smaller batches than the settings allow."""
-    from latfix.runners.model_files.file_workload import FileWorkload
-
-    if isinstance(adapter, FileWorkload):
-        adapter.check_batch(max_batch_size)
-
-
-def check_inputs(adapter: Workload, traffic: Traffic) -> None:
-    """Raise an InputError, with the lines to write, if the traffic lacks a size that a model file needs."""
-    from latfix.runners.model_files.file_workload import FileWorkload
-
-    if isinstance(adapter, FileWorkload):
-        adapter.check_traffic(traffic)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from typing import Any
 
 from latfix.runners.calls.model_call import call_model
@@ -18,31 +17,18 @@ from latfix.runners.model_transforms.precision_support import by_torchao
 _LIBRARIES = ("aten::", "quantized::", "mkldnn::", "onednn::", "torch_ipex::")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
-    """One forward pass.
-
-    :param modules: leaf modules that ran, by type.
-    :param dtypes: dtypes of their outputs; for a graph (TorchScript, torch.export), whose layers are not called as
-        modules, those of its own outputs.
-    :param kept: leaf modules that ran inside modules that were to keep their precision, by type.
-    :param layouts: memory layouts of four-dimensional outputs: ``channels_last``, ``contiguous``, or ``either`` if
-        the shape makes no difference.
-    :param kernels: operators of the framework that ran, by name.
-    """
-
-    modules: Mapping[str, int] = field(default_factory=dict)
-    dtypes: Mapping[str, int] = field(default_factory=dict)
-    kept: Mapping[str, int] = field(default_factory=dict)
-    layouts: Mapping[str, int] = field(default_factory=dict)
-    kernels: Mapping[str, int] = field(default_factory=dict)
-
-
-def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, hooks: bool = True) -> Census:
+def census(
+    instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, hooks: bool = True
+) -> dict[str, dict[str, int]]:
     """Run ``batch`` once, as a request would, and count what ran.
 
     :param keep: names of the modules that were to keep their precision.
     :param hooks: count modules too; a compiled model would be recompiled for it.
+    :returns: ``modules``: leaf modules that ran, by type; ``kept``: those of them inside modules that were to keep
+        their precision. ``dtypes`` of their outputs; for a graph (TorchScript, torch.export), whose layers are not
+        called as modules, those of its own outputs. ``layouts`` in memory of four-dimensional outputs:
+        ``channels_last``, ``contiguous``, or ``either`` if the shape makes no difference. ``kernels``: operators of
+        the framework that ran, by name.
     """
     import torch
 
@@ -79,13 +65,13 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
             handle.remove()
     if hooks and not dtypes:  # a graph, whose layers are not called as modules
         dtypes.update(str(tensor.dtype).removeprefix("torch.") for tensor in tensors_of(answer))
-    return Census(
-        modules=dict(modules),
-        dtypes=dict(dtypes),
-        kept=dict(kept),
-        layouts=dict(layouts),
-        kernels={event.key: int(event.count) for event in seen.key_averages() if event.key.startswith(_LIBRARIES)},
-    )
+    return {
+        "modules": dict(modules),
+        "dtypes": dict(dtypes),
+        "kept": dict(kept),
+        "layouts": dict(layouts),
+        "kernels": {event.key: int(event.count) for event in seen.key_averages() if event.key.startswith(_LIBRARIES)},
+    }
 
 
 def weight_kinds(model: Any, keep: Collection[str] = ()) -> dict[str, dict[str, int]]:

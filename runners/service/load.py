@@ -21,11 +21,12 @@ from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.accelerator import accelerator_of
 from latfix.runners.gpu.device_selection import on_device, place_workers, placement_note, resolve_device
 from latfix.runners.gpu.pinned_staging import Staging
+from latfix.runners.model_files.file_workload import FileWorkload
 from latfix.runners.model_transforms.attention_and_layout import choose_attention, in_channels_last
 from latfix.runners.model_transforms.precision import activation_dtype, in_precision
 from latfix.runners.model_transforms.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled, configure_compiler
-from latfix.runners.service.adapter_file import check_batch_size, load_adapter, raised_at
+from latfix.runners.service.adapter_file import load_adapter, raised_at
 from latfix.settings import Precision, RunnerSettings
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
     for device in devices:
         if device not in models or not settings.shared_model:
             adapter = load_adapter(folder, entry)
-            check_batch_size(adapter, settings.max_batch_size)
+            if isinstance(adapter, FileWorkload):
+                adapter.check_batch(settings.max_batch_size)
             if loaded is None:
                 loaded = LoadedModels(adapter, [], device)
                 loaded.notes += filter(None, [placement_note(settings, devices)])

@@ -24,14 +24,14 @@ from latfix.runners.engine.worker import ModelInstance, Outcome
 from latfix.runners.gpu.kernel_profile import profile_batch, waits_in
 from latfix.runners.gpu_memory.caching_allocator import allocators_of, limit_memory
 from latfix.runners.host.process_setup import ProcessSetup
+from latfix.runners.model_files.file_workload import FileWorkload
 from latfix.runners.model_transforms.embedding_rows import attach_hot_rows
 from latfix.runners.model_transforms.layer_times import few_row_products, linear_ms
 from latfix.runners.model_transforms.precision_support import device_capability
 from latfix.runners.model_transforms.torch_compile import compiler_evidence
 from latfix.runners.scheduling.control import check_key, check_policies
-from latfix.runners.service.adapter_file import check_inputs
 from latfix.runners.service.batch_shapes import traffic_shapes
-from latfix.runners.service.forward_census import Census, census, weight_kinds
+from latfix.runners.service.forward_census import census, weight_kinds
 from latfix.runners.service.load import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
 from latfix.runners.service.model_makeup import makeup
 from latfix.runners.service.numa_weights import bring_home
@@ -105,7 +105,8 @@ class Service:
             return
         started = time.perf_counter()
         check_key(self.settings, traffic)
-        check_inputs(self.models.adapter, traffic)
+        if isinstance(self.models.adapter, FileWorkload):
+            self.models.adapter.check_traffic(traffic)
         self._convert(traffic)
         self._learn_rows(traffic)
         self._capture(traffic)
@@ -115,7 +116,8 @@ class Service:
         wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if made else 0)
         if wanted or self.settings.keep_warm_ms:
             inputs = self._representative(traffic, wanted or 1)
-            self._keep_smallest(inputs)
+            for instance in self.models.instances:  # inputs are sorted by size
+                instance.resident = inputs[0] if inputs else None
         if wanted:
             # On a device each worker has its own streams and buffers, even with a shared model.
             on_device = self.models.instances[0].accelerator is not None
@@ -123,11 +125,6 @@ class Service:
                 as_worker(self.settings, partial(self._run_sizes, instance, inputs))
             self.warmup.shapes += len(inputs)
         self.warmup.seconds += time.perf_counter() - started
-
-    def _keep_smallest(self, inputs: Sequence[Any]) -> None:
-        """Set the first of ``inputs``, which are sorted by size, as the input that keeps workers warm."""
-        for instance in self.models.instances:
-            instance.resident = inputs[0] if inputs else None
 
     def _run_sizes(self, instance: ModelInstance, inputs: Sequence[Any]) -> None:
         with instance.guard():
@@ -357,8 +354,7 @@ class Service:
         if profiled:
             evidence |= self.device_profile(traffic)
         evidence |= self.models.graph_facts()
-        seen = self._census(traffic)
-        return evidence if seen is None else evidence | asdict(seen)
+        return evidence | self._census(traffic)
 
     def facts(self, traffic: Traffic) -> dict[str, Any]:
         """What can be changed in the model: :meth:`evidence`, and the layers' times in each precision.
@@ -421,10 +417,10 @@ class Service:
         graphed = self.models.graphed()
         return replace(instance, model=graphed[0].original) if graphed else instance
 
-    def _census(self, traffic: Traffic) -> Census | None:
+    def _census(self, traffic: Traffic) -> dict[str, dict[str, int]]:
         inputs = self._representative(traffic, 1)
         if not inputs:
-            return None
+            return {}
         instance = self.uncaptured(self.models.instances[0])
         # Hooks on a compiled model would recompile it, and a converted model has no modules.
         plain = self.settings.compile == "off" and self.settings.backend == "torch"
@@ -433,7 +429,7 @@ class Service:
                 batch = instance.collate(inputs[:1])
             return census(instance, batch, self.settings.keep_precision if plain else (), hooks=plain)
         except USER_ERRORS:  # the replay reports the failure with its request
-            return None
+            return {}
 
 
 def _died(name: str) -> RunnerError:

@@ -15,7 +15,6 @@ from latfix.runners.model_files.file_workload import FileWorkload, PaddedFileWor
 from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.model_files.input_values import value_range
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
-from latfix.runners.service.adapter_file import check_batch_size
 from latfix.runners.service.load import pool_applies
 from tests.runners.model_files.conftest import MakeRequest, MakeTraffic, Opened, rules
 
@@ -231,10 +230,9 @@ def test_inputs_are_described_in_one_line_each(opened: Opened, traffic_of: MakeT
 
 def test_batches_larger_than_the_file_takes_are_refused(opened: Opened) -> None:
     fixed = adapter(opened({"x": (1, 4)}))
-    check_batch_size(fixed, 1)
+    fixed.check_batch(1)
     with pytest.raises(InputError, match=r"max_batch_size = 8, but the file's batch dimension is fixed at 1"):
-        check_batch_size(fixed, 8)
+        fixed.check_batch(8)
     with pytest.raises(InputError, match="an input of the file has no batch dimension"):
-        check_batch_size(adapter(opened({"x": ("batch", 4), "rate": ()})), 2)
-    check_batch_size(adapter(opened({"x": ("batch", 4)})), 4096)
-    check_batch_size(Workload(), 4096)
+        adapter(opened({"x": ("batch", 4), "rate": ()})).check_batch(2)
+    adapter(opened({"x": ("batch", 4)})).check_batch(4096)

@@ -216,9 +216,9 @@ def test_a_forward_pass_shows_layers_and_their_products(precision: Any, operator
     dtype = torch.bfloat16 if precision == "fp8_dynamic" else None
     instance = ModelInstance(None, model, "cpu", dtype, list, set())  # type: ignore[arg-type]
     seen = census(instance, IDS)
-    layers = sum(number for kind, number in seen.modules.items() if "torchao" in kind)
+    layers = sum(number for kind, number in seen["modules"].items() if "torchao" in kind)
     assert layers == 5, "wide and narrow twice, and the head"
-    assert sum(number for name, number in seen.kernels.items() if operator in name) == layers
+    assert sum(number for name, number in seen["kernels"].items() if operator in name) == layers
 
 
 def test_settings_reach_torchao(
