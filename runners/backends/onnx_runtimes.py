@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +14,6 @@ from latfix.errors import RunnerError
 from latfix.runners.backends.requirements import import_package
 
 _ONLY_ERRORS = 3
-
-
-class OnnxGraph(Protocol):
-    """An ONNX file loaded by a runtime; several threads may run it at once."""
-
-    version: str
-
-    def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """The file's outputs in order, for arrays in the order of the input names given at loading."""
-
-    def precisions(self) -> dict[str, int]:
-        """Number of operators by compute type; empty if the runtime does not report it."""
 
 
 def onnxruntime_session(file: Path, threads: int) -> Any:
@@ -46,7 +34,7 @@ def onnxruntime_session(file: Path, threads: int) -> Any:
 
 
 class OnnxRuntimeGraph:
-    """An ONNX file in ONNX Runtime.
+    """An ONNX file in ONNX Runtime; several threads may run it at once.
 
     :param inputs: names in the order of the arrays; names that the file lacks are skipped.
     """
@@ -58,15 +46,17 @@ class OnnxRuntimeGraph:
         self.version = str(import_package("onnxruntime", user="ONNX files need").__version__)
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """The outputs in order, for arrays in the order of the input names given at loading."""
         feed = {name: array for name, array in zip(self._inputs, arrays, strict=True) if name in self._taken}
         return list(self._session.run(None, feed))
 
     def precisions(self) -> dict[str, int]:
+        """Number of operators by compute type: ONNX Runtime does not report it."""
         return {}
 
 
 class OpenVinoGraph:
-    """An ONNX file compiled by OpenVINO.
+    """An ONNX file compiled by OpenVINO; several threads may run it at once.
 
     :param inputs: names in the order of the arrays; names that the file lacks are skipped.
     :param half: compute in bfloat16.
@@ -95,6 +85,7 @@ class OpenVinoGraph:
         self.version = str(openvino.__version__).split("-")[0]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """The outputs in order, for arrays in the order of the input names given at loading."""
         request = getattr(self._own, "request", None)
         if request is None:
             request = self._own.request = self._compiled.create_infer_request()
@@ -104,6 +95,7 @@ class OpenVinoGraph:
         return [np.array(request.get_output_tensor(k).data) for k in range(len(self._compiled.outputs))]
 
     def precisions(self) -> dict[str, int]:
+        """Number of operators by compute type."""
         found: Counter[str] = Counter()
         for operator in self._compiled.get_runtime_model().get_ordered_ops():
             info = operator.get_rt_info()
@@ -111,3 +103,7 @@ class OpenVinoGraph:
                 found[str(info["runtimePrecision"].astype(str))] += 1
         found.pop("", None)
         return dict(found)
+
+
+#: An ONNX file, loaded by one of the runtimes.
+OnnxGraph = OnnxRuntimeGraph | OpenVinoGraph

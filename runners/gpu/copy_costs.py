@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,19 +23,15 @@ def copy_costs(accelerator: Accelerator, *, large: int = _LARGE) -> dict[str, fl
     import torch
 
     stream = accelerator.stream()
-    found: dict[str, float] = {}
+    times: dict[tuple[str, int], float] = {}
     with accelerator.using(stream):
-        times: dict[tuple[str, int], float] = {}
         for size in (_SMALL, large):
             host = accelerator.pinned(size, torch.uint8).zero_()
             there = accelerator.upload(host, None)
-            times["in", size] = _median_ns(accelerator, stream, lambda host=host: accelerator.upload(host, None))
-            times["out", size] = _median_ns(
-                accelerator,
-                stream,
-                lambda there=there, host=host: accelerator.download(there, host),
-            )
+            times["in", size] = _median_ns(accelerator, stream, partial(accelerator.upload, host, None))
+            times["out", size] = _median_ns(accelerator, stream, partial(accelerator.download, there, host))
         stream.synchronize()
+    found: dict[str, float] = {}
     for direction in ("in", "out"):
         small, much = times[direction, _SMALL], times[direction, large]
         found[f"copy_{direction}_ns"] = small

@@ -170,7 +170,8 @@ class ReplayLoop:
         connection = self._idle.pop() if self._idle else None
         try:
             fresh = connection is None
-            connection = connection or self._opened()
+            connection = connection or self._connect(self._endpoint)
+            self.opened += fresh
             self._carriers[slot] = connection
             self._deadlines.append((self._scheduled[slot] + self._timeout_ns, slot))
             connection.begin(slot, request, now)
@@ -185,11 +186,6 @@ class ReplayLoop:
                 self._failed(slot, end, failure_words(error), "connect")
             else:
                 self._lose(connection, Status.ERROR, failure_words(error), _clock())
-
-    def _opened(self) -> Connection:
-        connection = self._connect(self._endpoint)
-        self.opened += 1
-        return connection
 
     @staticmethod
     def _wanted(connection: Connection) -> int:

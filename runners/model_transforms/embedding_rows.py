@@ -39,10 +39,6 @@ class _Table:
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
     times: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
-    @property
-    def calls(self) -> int:
-        return len(self.rows)
-
     def counted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The rows that were looked up, and how often in total."""
         none = np.zeros(0, dtype=np.int64)
@@ -50,10 +46,6 @@ class _Table:
         times = np.zeros(len(rows), dtype=np.int64)
         np.add.at(times, place, np.concatenate([none, *self.times]))
         return rows, times
-
-    @property
-    def row_bytes(self) -> int:
-        return int(self.module.weight.shape[1]) * int(self.module.weight.element_size())
 
 
 @dataclass(slots=True)
@@ -146,7 +138,7 @@ class HotRows:
 
     def _enough(self) -> bool:
         """True if every table was called often enough, or one so often that the others are unused."""
-        calls = [table.calls for table in self._tables]
+        calls = [len(table.rows) for table in self._tables]
         return min(calls) >= _ENOUGH_CALLS or max(calls) >= _NEVER_CALLED * _ENOUGH_CALLS
 
     def _choose(self) -> None:
@@ -159,11 +151,12 @@ class HotRows:
         self.rows, self.share = len(order), float(counts[order].sum() / counts.sum())
         for k, table in enumerate(self._tables):
             chosen = row[order[owner[order] == k]]
-            each = max(_AT_ONCE // max(table.row_bytes, 1), 1)
+            weight = table.module.weight
+            each = max(_AT_ONCE // max(weight.shape[1] * weight.element_size(), 1), 1)
             table.rows, table.times = [], []
             for start in range(0, len(chosen), each):
                 rows = torch.from_numpy(np.ascontiguousarray(chosen[start : start + each]))
-                self._parts.append((table.module.weight.detach(), rows))
+                self._parts.append((weight.detach(), rows))
         try:
             self.touch_all()
         except RuntimeError:  # a dtype that torch cannot sum on this machine
