@@ -92,16 +92,11 @@ def example_of(batches: Sequence[Any]) -> Any:
     flat = [flatten(batch)[0] for batch in batches]
     sizes = sizes_of(flat)
 
-    def constants(tensors: Sequence[torch.Tensor]) -> bool:
-        pairs = (
-            pair
-            for tensor, known in zip(tensors, sizes, strict=True)
-            for pair in zip(tensor.shape, known, strict=True)
-        )
-        return any(fixed is None and size <= 1 for size, fixed in pairs)
-
     def cost(k: int) -> tuple[bool, int]:
-        return constants(flat[k]), sum(tensor.numel() for tensor in flat[k])
+        """True if a trace would take one of its sizes for a constant, and the elements."""
+        dimensions = (zip(each.shape, known, strict=True) for each, known in zip(flat[k], sizes, strict=True))
+        constants = any(fixed is None and size <= 1 for pairs in dimensions for size, fixed in pairs)
+        return constants, sum(tensor.numel() for tensor in flat[k])
 
     return batches[min(range(len(batches)), key=cost)]
 

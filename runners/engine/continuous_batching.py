@@ -132,13 +132,13 @@ class SteppingWorker(Worker):
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         accelerator = self._instance.accelerator
-        if accelerator is None or self._flights is None:
+        if accelerator is None or self.flights is None:
             return contextlib.nullcontext()
-        return accelerator.using(self._flights.compute)
+        return accelerator.using(self.flights.compute)
 
     def _settled_ns(self) -> int:
-        if self._flights is not None:
-            self._flights.compute.synchronize()
+        if self.flights is not None:
+            self.flights.compute.synchronize()
         return time.perf_counter_ns()
 
     def _tried_call(self, method: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
@@ -201,8 +201,8 @@ class SteppingWorker(Worker):
         spent = difference(self._counters.snapshot(), rows[0].before)
         process = time.process_time_ns() - rows[0].process_ns
         copied = collated
-        if self._flights is not None:
-            batch, flights = self._flights.copy_in(batch, [row.batch_id for row in rows])
+        if self.flights is not None:
+            batch, flights = self.flights.copy_in(batch, [row.batch_id for row in rows])
             copied = time.perf_counter_ns()
             for row, flight in zip(rows, flights, strict=True):
                 row.flight = flight
@@ -233,15 +233,15 @@ class SteppingWorker(Worker):
             self._one_by_one()
         if not succeeded or not complete:
             return
-        if self._flights is not None:
-            self._flights.computed(self._in_flight(complete), self._issued_ns)
+        if self.flights is not None:
+            self.flights.computed(self._in_flight(complete), self._issued_ns)
         computed = self._settled_ns()
         answer, succeeded = self._tried_call(self._outputs, complete)
         if not succeeded:
             self._one_by_one()
             return
         outputs, remaining = answer
-        ended = computed if self._flights is None else self._settled_ns()
+        ended = computed if self.flights is None else self._settled_ns()
         ending, ended_rows = [self._rows[k] for k in complete], set(complete)
         self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in ended_rows], remaining
         after, process_ns = self._counters.snapshot(), time.process_time_ns()
@@ -260,8 +260,8 @@ class SteppingWorker(Worker):
         outputs, remaining = self._model.leave(self._state, rows)
         if len(outputs) != len(rows):
             raise ValueError(f"leave() returned {len(outputs)} outputs; expected {len(rows)}")
-        if self._flights is not None:
-            outputs = self._flights.copy_out(outputs, self._in_flight(rows))
+        if self.flights is not None:
+            outputs = self.flights.copy_out(outputs, self._in_flight(rows))
         return list(outputs), remaining
 
     def _in_flight(self, rows: Sequence[int]) -> list[Flight]:
@@ -282,9 +282,9 @@ class SteppingWorker(Worker):
         )
         spent = (*difference(after, row.before), process_ns - row.process_ns)
         recorder.batch_account("compute", batch_id, (*spent, *NO_GROWTH))
-        if self._flights is not None and row.flight is not None:
+        if self.flights is not None and row.flight is not None:
             recorder.batch_values(batch_id, {"issue_ns": self._issue_ns - row.issued_ns})
-            self._flights.landed(row.flight, ended_ns)
+            self.flights.landed(row.flight, ended_ns)
         ran = Ran([output], time.perf_counter_ns(), time.process_time_ns(), self._counters.snapshot())
         end = self._finish(batch_id, [row.member], ran)
         steering = self._engine.steering
@@ -301,8 +301,8 @@ class SteppingWorker(Worker):
         """Serve the rows of a failed step one by one, so that only the row at fault fails."""
         recorder = self._engine.recorder
         for row in rows:
-            if self._flights is not None and row.flight is not None:
-                self._flights.abandon(row.flight)
+            if self.flights is not None and row.flight is not None:
+                self.flights.abandon(row.flight)
             self.step_ns = now = time.perf_counter_ns()
             stamps = ("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns")
             missing = {name: now for name in stamps if not recorder.batch[name][row.batch_id]}

@@ -151,7 +151,8 @@ class Worker:
         self._spans: list[SpanRecord] = []
         self._own_finish = type(instance.adapter).finish is not Workload.finish
         self._counters: ThreadCounters
-        self._flights: Flights | None = None
+        #: Its batches on a device; ``None`` on the host, and before it is started.
+        self.flights: Flights | None = None
         self._delays: Delays
         self._ready, self._failure = threading.Event(), ""
         self._in_inference_mode: Callable[[], bool]
@@ -172,16 +173,6 @@ class Worker:
     def device(self) -> str:
         return self._instance.device
 
-    @property
-    def events_added(self) -> int:
-        """Sets of device events that were created while requests waited."""
-        return self._flights.events_added if self._flights is not None else 0
-
-    @property
-    def longest_read_ns(self) -> int:
-        """The longest time to read the events of one batch."""
-        return self._flights.longest_read_ns if self._flights is not None else 0
-
     def start(self) -> None:
         """Start the thread; returns when it is ready to take batches.
 
@@ -195,8 +186,8 @@ class Worker:
     def join(self) -> None:
         """Wait for the thread's end, and read the events that its last batches left unread."""
         self._thread.join()
-        if self._flights is not None:
-            self._flights.resolve()
+        if self.flights is not None:
+            self.flights.resolve()
 
     def _run(self) -> None:
         try:
@@ -236,7 +227,7 @@ class Worker:
         if accelerator is not None:
             clock = self._engine.clocks.setdefault(accelerator.device, DeviceClock())
             settings = self._engine.settings
-            self._flights = Flights(
+            self.flights = Flights(
                 self._instance,
                 clock,
                 self._engine.recorder,
@@ -364,7 +355,7 @@ class Worker:
 
     def _execute(self, batch_id: int, members: list[Waiting]) -> Ran:
         """Run a batch and wait for its outputs."""
-        if self._flights is not None:
+        if self.flights is not None:
             return self._land(self._launch(batch_id, members), members)
         collated = self._collate(batch_id, members)
         reading = self._instance.calls.begin()
@@ -395,7 +386,7 @@ class Worker:
             elements, length = elements_and_length(tensors, 1)
         except USER_ERRORS as error:
             raise CollateError(describe(error)) from None
-        if self._flights is None and self._instance.dtype is not None:
+        if self.flights is None and self._instance.dtype is not None:
             batch = move(batch, "cpu", self._instance.dtype)
         self._delays.begin()
         middle, before = time.process_time_ns(), counters.snapshot()
@@ -420,11 +411,11 @@ class Worker:
 
     def _launch(self, batch_id: int, members: list[Waiting]) -> Flight:
         """Enqueue a batch's copies and compute in the device's streams without waiting for them."""
-        assert self._flights is not None, "on the host a batch runs while its caller waits"
+        assert self.flights is not None, "on the host a batch runs while its caller waits"
         collated = self._collate(batch_id, members)
         calls = self._instance.calls
         reading = calls.begin()
-        flight = self._flights.launch(batch_id, collated)
+        flight = self.flights.launch(batch_id, collated)
         calls.end(reading, inference=self._in_inference_mode())
         flight.spent = difference(self._counters.snapshot(), collated.spent)
         flight.process_ns = time.process_time_ns() - collated.process_ns
@@ -432,11 +423,11 @@ class Worker:
 
     def _land(self, flight: Flight, members: list[Waiting]) -> Ran:
         """Wait until a batch's outputs are on the host."""
-        assert self._flights is not None, "only a device has flights"
+        assert self.flights is not None, "only a device has flights"
         before, process = self._counters.snapshot(), time.process_time_ns()
-        output = self._flights.land(flight)
+        output = self.flights.land(flight)
         if not self._engine.recorder.defers or self._engine.steering is not None:
-            self._flights.resolve()
+            self.flights.resolve()
         after, process_ns = self._counters.snapshot(), time.process_time_ns()
         waited = difference(after, before)
         spent = tuple(a + b for a, b in zip(flight.spent, waited, strict=True))

@@ -198,17 +198,13 @@ class Flights:
 
     def copy_out(self, outputs: Sequence[Any], flights: Sequence[Flight]) -> list[Any]:
         """The outputs of requests that are served in steps, on the host."""
+        def downloaded(tensor: torch.Tensor, _: Any) -> torch.Tensor:
+            accelerator = self._accelerator
+            return accelerator.download(tensor, None) if accelerator.is_here(tensor) else tensor
+
         begun, stamp = time.perf_counter_ns(), self._recorder.batch
         size = sum(self._bytes(output, here=True) for output in outputs)
-        copied = [
-            map_tensors(
-                output,
-                lambda tensor, _: (
-                    self._accelerator.download(tensor, None) if self._accelerator.is_here(tensor) else tensor
-                ),
-            )
-            for output in outputs
-        ]
+        copied = [map_tensors(output, downloaded) for output in outputs]
         issued = time.perf_counter_ns() - begun
         for flight in flights:
             flight.events[_OUT_END].record(self.compute)

@@ -439,11 +439,12 @@ def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
     """By device, how many batches tied its clock to the host's, and how precisely."""
     clocks: dict[str, dict[str, float]] = {}
     for device, clock in engine.clocks.items():
-        workers = [worker for worker in engine.workers if worker.device == device]
+        workers = (worker for worker in engine.workers if worker.device == device)
+        flights = [worker.flights for worker in workers if worker.flights is not None]
         clocks[device] = {
             "batches": clock.observed,
             "slack_us": clock.slack_ns / 1e3,
-            "events_added": sum(worker.events_added for worker in workers),
-            "read_us": max((worker.longest_read_ns for worker in workers), default=0) / 1e3,
+            "events_added": sum(each.events_added for each in flights),
+            "read_us": max((each.longest_read_ns for each in flights), default=0) / 1e3,
         }
     return clocks

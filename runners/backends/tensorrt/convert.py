@@ -157,36 +157,27 @@ def _from_cache(case: _Case) -> tuple[_Checked | None, str]:
     """The cached program, if there is one and its answers are right; otherwise ``None`` and the reason."""
     try:
         program = programs.load(case.package, case.place)
-        if program is None:
-            return None, ""
-        converted, deviation = _checked(case, program)
+        found = None if program is None else _checked(case, program)
     except RunnerError as error:
         programs.discard(case.place)
         return None, error.message
-    used(case.place)
-    return (program, converted, deviation), ""
+    if found is not None:
+        used(case.place)
+    return found, ""
 
 
 def _built(case: _Case) -> _Checked:
-    program = programs.build(
-        case.package,
-        case.model,
-        case.example,
-        case.profile,
-        device=case.device,
-        precision=case.settings.precision,
-        place=case.place,
-    )
+    made = (case.package, case.model, case.example, case.profile)
+    program = programs.build(*made, device=case.device, precision=case.settings.precision, place=case.place)
     try:
-        converted, deviation = _checked(case, program)
+        return _checked(case, program)
     except RunnerError:
         programs.discard(case.place)  # the next process must not find a wrong program
         raise
-    return program, converted, deviation
 
 
-def _checked(case: _Case, program: programs.Program) -> tuple[ReplacedModel, float]:
-    """The module around a program, and its deviation from the original on all batches.
+def _checked(case: _Case, program: programs.Program) -> _Checked:
+    """A program, the module around it, and its deviation from the original on all batches.
 
     :raises RunnerError: the program does not run, or its answers differ.
     """
@@ -203,7 +194,7 @@ def _checked(case: _Case, program: programs.Program) -> tuple[ReplacedModel, flo
     # The error of a lower precision is judged by accuracy.
     if deviation > limit and case.settings.precision == "default":
         raise other_answers("the model compiled for TensorRT", deviation, ran, limit)
-    return converted, deviation
+    return program, converted, deviation
 
 
 def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:

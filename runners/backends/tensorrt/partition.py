@@ -107,35 +107,30 @@ def _name(target: Any) -> str:
     return str(getattr(target, "__name__", target))
 
 
-class _Sizes(logging.Handler):
-    """Reads the sizes of engines from torch-tensorrt's log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.found: list[int] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found += [int(size) for size in _ENGINE_SIZE.findall(record.getMessage())]
-
-
 @contextmanager
 def engine_sizes() -> Iterator[list[int]]:
     """Collects the number of operators of each engine, in order, while a model compiles. Drops all other logs."""
-    tracker, handler = logging.getLogger(_TRACKER), _Sizes()
+    found: list[int] = []
+
+    def take(record: logging.LogRecord) -> bool:
+        found.extend(int(size) for size in _ENGINE_SIZE.findall(record.getMessage()))
+        return False  # no handler gets it
+
+    tracker = logging.getLogger(_TRACKER)
     silenced = [logging.getLogger(name) for name in _SILENCED]
-    before = [(logger, logger.level, logger.propagate, logger.disabled) for logger in (*silenced, tracker)]
+    before = [(logger, logger.level, logger.disabled) for logger in (*silenced, tracker)]
     all_below = logging.root.manager.disable
     logging.disable(logging.NOTSET)
     for logger in silenced:
         logger.setLevel(logging.CRITICAL)
     tracker.setLevel(logging.DEBUG)
-    tracker.propagate, tracker.disabled = False, False
-    tracker.addHandler(handler)
+    tracker.disabled = False
+    tracker.addFilter(take)
     try:
-        yield handler.found
+        yield found
     finally:
-        tracker.removeHandler(handler)
-        for logger, level, propagate, disabled in before:
+        tracker.removeFilter(take)
+        for logger, level, disabled in before:
             logger.setLevel(level)
-            logger.propagate, logger.disabled = propagate, disabled
+            logger.disabled = disabled
         logging.disable(all_below)

@@ -204,7 +204,7 @@ def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
     (instance,) = served.instances
     assert instance.lane is not None
     pool = instance.lane.events(size=6, ready=1, blocking=False)
-    flights = served.engine.workers[0]._flights
+    flights = served.engine.workers[0].flights
     assert flights is not None and flights._events is pool
     assert len(pool._free) == 256, "what its last batches had is back, too"
     assert instance.lane.events(size=6, ready=1, blocking=True) is not pool
@@ -239,16 +239,16 @@ def test_buffers_and_events_are_made_in_advance_and_reused() -> None:
     assert served.staging is not None
     # At most two batches are in flight; answers are held until they are finished.
     assert served.staging.misses <= 3 and served.staging.hits >= 40
-    flights = served.engine.workers[0]._flights
+    flights = served.engine.workers[0].flights
     assert flights is not None and flights.events_added == 0
 
 
 def test_events_are_reused_without_a_record_writer() -> None:
     """As in the measurement of accuracy: more batches than events, and rows are read only at the end."""
     served = Flown(300, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
-    flights = served.engine.workers[0]._flights
+    flights = served.engine.workers[0].flights
     assert flights is not None and flights.events_added == 0 and len(served.batches) == 300
-    assert 0 < flights.longest_read_ns == served.engine.workers[0].longest_read_ns
+    assert 0 < flights.longest_read_ns
     assert (served.batches["device_ns"] > 0).all()
 
 

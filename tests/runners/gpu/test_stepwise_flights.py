@@ -122,6 +122,7 @@ def test_after_a_failed_step_the_events_serve_others() -> None:
     _, batches = served.end()
     assert _right(served) and len(served.outcomes) == 40
     assert (batches["retried"] == 1).any()
-    assert served.engine.workers[0].events_added == 0, "a set of events was lost"
+    flights = served.engine.workers[0].flights
+    assert flights is not None and flights.events_added == 0, "a set of events was lost"
     whole = batches[batches["retried"] == 0]
     assert (whole["device_ns"] > 0).all()
