@@ -18,11 +18,7 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, RunningBatche
 from latfix.profilers.probes.batch_delays import PoolDelays
 from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
-from latfix.profilers.probes.thread_counters import (
-    ProcessMemory,
-    ThreadCounters,
-    difference,
-)
+from latfix.profilers.probes.thread_counters import ProcessMemory, ThreadCounters, difference
 from latfix.request import PRIORITIES, Request
 from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, describe
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of

@@ -198,6 +198,7 @@ class Flights:
 
     def copy_out(self, outputs: Sequence[Any], flights: Sequence[Flight]) -> list[Any]:
         """The outputs of requests that are served in steps, on the host."""
+
         def downloaded(tensor: torch.Tensor, _: Any) -> torch.Tensor:
             accelerator = self._accelerator
             return accelerator.download(tensor, None) if accelerator.is_here(tensor) else tensor

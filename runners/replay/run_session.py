@@ -256,12 +256,7 @@ def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
     return dict(result["profile"])
 
 
-def run(
-    path: Path,
-    replay: Replay,
-    *,
-    on_event: OnEvent | None = None,
-) -> RunRecord:
+def run(path: Path, replay: Replay, *, on_event: OnEvent | None = None) -> RunRecord:
     """One replay in a process of its own, recorded in ``path``; see :func:`replay_into`."""
     folder = prepare_folder(path, replay)
     with RunnerProcess(replay.spec.folder, replay.spec.entry, replay.settings, path / "runner.log") as process:
