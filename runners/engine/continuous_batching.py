@@ -45,23 +45,10 @@ class Steps(Protocol):
     """A model that works in steps; see the module docstring."""
 
     start: Any
-
-    def done(self, state: Any) -> Sequence[bool]:
-        """For each row, True if its answer is complete."""
-
-    def step(self, state: Any) -> None:
-        """Advance all rows by one step."""
-
-    def join(self, state: Any, other: Any) -> Any:
-        """The combined state."""
-
-    def leave(self, state: Any, rows: Sequence[int]) -> tuple[Sequence[Any], Any]:
-        """The outputs of some rows, and the state of the others."""
-
-
-def steps_of(model: Any) -> Steps | None:
-    """The model if it works in steps, else ``None``."""
-    return model if isinstance(model, Steps) else None
+    done: Any
+    step: Any
+    join: Any
+    leave: Any
 
 
 @dataclass(slots=True)
@@ -91,14 +78,13 @@ class SteppingWorker(Worker):
 
     def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
         super().__init__(number, engine, instance)
-        model = steps_of(instance.model)
-        if model is None:
+        if not isinstance(instance.model, Steps):
             kind = type(instance.model).__name__
             raise RunnerError(
                 f"batching = 'continuous' needs a model that works in steps (start, done, step, join, leave); "
                 f"{kind} does not; use 'fixed' or 'adaptive'"
             )
-        self._model = model
+        self._model = instance.model
         self._most = engine.settings.max_batch_size
         self._first_place = number * self._most
         self._places = list(range(self._most))

@@ -22,7 +22,7 @@ from latfix.profilers.probes.thread_counters import ProcessMemory, ThreadCounter
 from latfix.request import PRIORITIES, Request
 from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, describe
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
-from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
+from latfix.runners.engine.continuous_batching import SteppingWorker, Steps
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.engine.overlapping_worker import OverlappingWorker
 from latfix.runners.engine.worker import ModelInstance, Outcome, Worker
@@ -104,7 +104,7 @@ class Engine:
         self.clocks: dict[str, DeviceClock] = {}
         kind = _kind_of(settings, instances)
         self.workers: list[Worker] = [kind(k, self, instance) for k, instance in enumerate(instances)]
-        self._steps = steps_of(instances[0].model) is not None
+        self._steps = isinstance(instances[0].model, Steps)
 
     def _make_queue(self) -> BatchQueue:
         settings, steering = self.settings, self.steering

@@ -94,14 +94,12 @@ class ProcessSetup:
 
     :ivar prefaulted_bytes: touched before the first request.
     :ivar kept_bytes: of those, still resident after they were freed.
-    :ivar locked: all current and future memory is locked.
     :ivar notes: what was refused or not possible, one line each.
     """
 
     settings: RunnerSettings
     prefaulted_bytes: int = 0
     kept_bytes: int = 0
-    locked: bool = False
     notes: list[str] = field(default_factory=list)
     _settled: bool = False
 
@@ -189,19 +187,14 @@ class ProcessSetup:
                 f"lock_memory: RLIMIT_MEMLOCK is {mib(limit)} and {mib(mapped)} are mapped; nothing was locked"
             )
             return
-        flags = _MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT
-        self.locked = self._call("mlockall", flags, what="lock_memory")
+        self._call("mlockall", _MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT, what="lock_memory")
 
-    def _call(self, function: str, *arguments: int, what: str) -> bool:
+    def _call(self, function: str, *arguments: int, what: str) -> None:
         """Call a C library function that returns 0 on success; note the reason if it fails."""
         if sys.platform != "linux":
             self.notes.append(f"{what}: this system has no {function}")
-            return False
-        c = ctypes.CDLL(None, use_errno=True)
-        if getattr(c, function)(*arguments) == 0:
-            return True
-        self.notes.append(f"{what}: {function} was refused ({os.strerror(ctypes.get_errno())})")
-        return False
+        elif getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
+            self.notes.append(f"{what}: {function} was refused ({os.strerror(ctypes.get_errno())})")
 
 
 def _anonymous_mappings() -> Iterator[tuple[int, int]]:

@@ -34,13 +34,11 @@ class Variable:
     """An environment variable that settings require.
 
     :param wanted: its value, merged with what this process was started with.
-    :param found: the value at process start; ``None`` if unset.
     :param why_not: why it is not in effect, in one clause; empty if it is.
     """
 
     name: str
     wanted: str
-    found: str | None
     why_not: str = ""
 
     @property
@@ -64,7 +62,7 @@ def check_environment(settings: RunnerSettings) -> list[Variable]:
             why_not = f"the process started with {now!r}"
         elif name == _PRELOAD and (missing := _not_loaded(value)):
             why_not = f"{', '.join(missing)} is not loaded; is the path right?"
-        variables.append(Variable(name=name, wanted=value, found=now, why_not=why_not))
+        variables.append(Variable(name=name, wanted=value, why_not=why_not))
     return variables
 
 

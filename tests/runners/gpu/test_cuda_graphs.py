@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from latfix.errors import RunnerError
 from latfix.runners.calls.call_counters import Tally
-from latfix.runners.gpu.cuda_graphs import GraphedModel
+from latfix.runners.gpu.cuda_graphs import GraphedModel, facts_of
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ def test_replays_are_counted_where_the_fixes_look(graphed: GraphedModel) -> None
     with torch.no_grad():
         graphed(**_batch(4, 8))
         graphed(**_batch(3, 7))
-    facts = graphed.facts.to_json()
+    facts = facts_of([graphed])
     assert (facts["graphs_captured"], facts["graph_replays"], facts["graph_padded"]) == (6, 2, 1)
     assert graphed._tally.runs == 2
 

@@ -17,7 +17,7 @@ import torch
 from latfix.errors import RunnerError
 from latfix.request import Request
 from latfix.run_record.schema import EVENT_FIELDS
-from latfix.runners.engine.continuous_batching import steps_of
+from latfix.runners.engine.continuous_batching import Steps
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.fixes.batch.continuous import FIX, joined, works_in_steps
 from latfix.runners.fixes.fix import Applied
@@ -187,7 +187,7 @@ def test_a_step_that_hangs_is_noticed_after_the_limit_of_a_batch() -> None:
 
 
 def test_a_model_without_steps_is_refused() -> None:
-    assert steps_of(torch.nn.Identity()) is None
+    assert not isinstance(torch.nn.Identity(), Steps)
     with pytest.raises(RunnerError, match="works in steps"):
         _served([1], lambda x: x)
 
