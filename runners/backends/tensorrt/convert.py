@@ -18,9 +18,7 @@ from latfix.runners.backends.converted_model import Conversion, other_answers
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
 from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
-from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, TrafficShapes, example_index, profile_of
-from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside, Tally
 from latfix.runners.calls.model_call import as_called, call_on_copy
 from latfix.runners.calls.tensor_tree import flatten, move, shapes_of
@@ -113,7 +111,7 @@ def convert(
         repr([str(tensor.dtype) for tensor in tensors]),
         repr(names),
         settings.precision,
-        str(tf32_allowed()),
+        str(programs.tf32_allowed()),
     )
     case = _Case(
         package=package,
@@ -202,7 +200,7 @@ def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:
     takes = [tensor.dtype for tensor in flatten(as_called(case.example))[0]]
     answers, outputs = case.expected[0]
     dtypes = [tensor.dtype for tensor in answers]
-    counted, turn = case.tally.counting(program.run), StreamTurn(case.device)
+    counted, turn = case.tally.counting(program.run), programs.StreamTurn(case.device)
 
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
         dtypes_fit = [tensor.dtype for tensor in tensors] == takes
@@ -221,7 +219,7 @@ def _most_deviation(case: _Case) -> float:
     held = (*case.model.parameters(), *case.model.buffers(), *(each for kept, _ in case.expected for each in kept))
     coarsest = max((torch.finfo(each.dtype).eps for each in held if each.is_floating_point()), default=0.0)
     convolutions = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in case.model.modules())
-    rounded = case.device.startswith("cuda") and (convolutions or tf32_allowed())
+    rounded = case.device.startswith("cuda") and (convolutions or programs.tf32_allowed())
     least = _MOST_TF32 if rounded else _MOST
     return max(least, _ROUNDINGS * coarsest) if coarsest > torch.finfo(torch.float32).eps else least
 

@@ -1,10 +1,12 @@
-"""A model compiled by torch-tensorrt, and its file in the cache."""
+"""A model compiled by torch-tensorrt: options of the compiler, the file in the cache, and turns on an engine."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +17,14 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.backends.replaced_model import export_program, quiet, raised_as, root_reason
-from latfix.runners.backends.tensorrt.compile_options import compile_options
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
 from latfix.runners.calls.model_call import USER_ERRORS
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import Precision
 
+#: The types of lower precisions.
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _PROGRAM, _FACTS, _ENGINES = "program.pt2", "facts.json", "engines"
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -153,3 +156,87 @@ def discard(place: Path) -> None:
 
 def _runner(graph: Any) -> Run:
     return lambda tensors: flatten(graph(*tensors))[0]
+
+
+def compile_options(
+    compiler: Callable[..., Any], precision: Precision, engines: Path | None, version: str
+) -> dict[str, Any]:
+    """Options of ``torch_tensorrt.dynamo.compile``, without those that this version lacks.
+
+    The compiler ignores unknown options, so an option of another version would silently do nothing.
+
+    :param precision: ``default``, ``bf16`` or ``fp16``.
+    :param engines: folder for built engines; ``None`` for no cache.
+    :param version: torch-tensorrt's version, for the message.
+    :raises RunnerError: this version has no option for that precision.
+    """
+    known = set(inspect.signature(compiler).parameters)
+    wanted: dict[str, Any] = {
+        # The compiler's default is TF32, which torch uses for matrices only on request.
+        "disable_tf32": not tf32_allowed(),
+    }
+    if engines is not None:
+        wanted |= {
+            # Only refittable engines are cached. Refitting identical weights keeps all optimizations.
+            "immutable_weights": False,
+            "refit_identical_engine_weights": True,
+            "cache_built_engines": True,
+            "reuse_cached_engines": True,
+            "engine_cache_dir": str(engines),
+        }
+    return {
+        **{name: value for name, value in wanted.items() if name in known},
+        **_precision_options(known, precision, version),
+    }
+
+
+def tf32_allowed() -> bool:
+    """True if torch may round the inputs of matrix products to TF32."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def _precision_options(known: set[str], precision: Precision, version: str) -> dict[str, Any]:
+    if precision == "default":
+        return {}
+    low = _LOW[precision]
+    if {"enable_autocast", "autocast_low_precision_type"} <= known:
+        # The model is unmodified; the compiler keeps operators that lose too much in float32.
+        return {"enable_autocast": True, "autocast_low_precision_type": low}
+    if "enabled_precisions" in known:
+        typing = {"use_explicit_typing": False} if "use_explicit_typing" in known else {}
+        return {"enabled_precisions": {torch.float32, low}, **typing}
+    raise RunnerError(
+        f"precision = {precision!r}: torch_tensorrt {version} has no option for it (neither enable_autocast nor "
+        "enabled_precisions); use precision = 'default'"
+    )
+
+
+class StreamTurn:
+    """A lock that also orders work on the device: each holder's stream waits for the work of the previous holder.
+
+    An engine's execution context has one scratch memory. Two workers that share a model, or a worker and the thread
+    that warmed it up, use separate streams, which the device may run at the same time.
+
+    :param device: a torch device string; on the CPU it is a plain lock.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._last: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._last is not None:
+            stream, event = self._last
+            now = torch.cuda.current_stream(self._device)
+            if now != stream:
+                now.wait_event(event)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._device.startswith("cuda"):
+                stream = torch.cuda.current_stream(self._device)
+                self._last = (stream, stream.record_event())
+        finally:
+            self._lock.release()

@@ -16,8 +16,8 @@ import torch
 from latfix.errors import RunnerError
 from latfix.runners.backends.tensorrt.convert import _most_deviation
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of, partition_words
+from latfix.runners.backends.tensorrt.program import StreamTurn
 from latfix.runners.backends.tensorrt.shape_profile import Shapes, example_index, profile_of
-from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside
 
 SEEN: list[Shapes] = [((1, 4), (1,)), ((8, 4), (8,)), ((1, 90), (1,)), ((8, 90), (8,))]
