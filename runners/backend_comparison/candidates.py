@@ -150,38 +150,31 @@ class Converter:
 
         :raises LatfixError: the backend is not installed, or an exporter failed; with its reason.
         """
+        inputs: tuple[str, ...] = ()
         with torch.no_grad():
             outputs = flatten(call_on_copy(self._model, self._example))[1]
+            started = time.perf_counter()
             if backend == exported.BACKEND:
-                file, inputs, seconds = self._save("model.pt2", self._save_exported)
+                file, sizes = self._folder / "model.pt2", sizes_of([flatten(batch)[0] for batch in self._batches])
+                torch.export.save(export_program(self._model, self._example, dynamic_of(sizes)), file)
             elif backend == torchscript.BACKEND:
-                file, inputs, seconds = self._save("model.pt", self._save_traced)
-            else:
-                file, inputs, seconds = self._save_onnx("openvino" if backend == OPENVINO else "onnxruntime")
+                file, (tensors, shape) = self._folder / "model.pt", flatten(self._example)
+                traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+                    FlatModel(self._model, shape), tuple(tensors), check_trace=False, strict=False
+                )
+                torch.jit.save(traced, file)
+            seconds = time.perf_counter() - started
+            if backend not in (exported.BACKEND, torchscript.BACKEND):
+                onnx = self._exported_onnx("openvino" if backend == OPENVINO else "onnxruntime")
+                file, inputs, seconds = onnx.file, onnx.inputs, onnx.seconds
         return _Made(file=file, inputs=inputs, wrap=lambda model: Unpacked(model, outputs), seconds=seconds)
 
-    def _save(self, name: str, save: Callable[[Path], None]) -> tuple[Path, tuple[str, ...], float]:
-        started = time.perf_counter()
-        save(self._folder / name)
-        return self._folder / name, (), time.perf_counter() - started
-
-    def _save_exported(self, file: Path) -> None:
-        sizes = sizes_of([flatten(batch)[0] for batch in self._batches])
-        torch.export.save(export_program(self._model, self._example, dynamic_of(sizes)), file)
-
-    def _save_traced(self, file: Path) -> None:
-        tensors, shape = flatten(self._example)
-        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
-            FlatModel(self._model, shape), tuple(tensors), check_trace=False, strict=False
-        )
-        torch.jit.save(traced, file)
-
-    def _save_onnx(self, package: str) -> tuple[Path, tuple[str, ...], float]:
+    def _exported_onnx(self, package: str) -> Exported:
         if missing := backend_missing(package):
             raise RunnerError(missing)
         if self._onnx is None:  # both backends read the same file; not cached, so that its export is timed
             self._onnx = export(self._model, self._batches, self._sources, fresh=True)
-        return self._onnx.file, self._onnx.inputs, self._onnx.seconds
+        return self._onnx
 
     @functools.cached_property
     def _example(self) -> Any:

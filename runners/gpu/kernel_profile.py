@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,12 +155,9 @@ def _put_in(call: Mapping[str, Any]) -> float:
 
 def _stops(calls: Sequence[Mapping[str, Any]], waits: Sequence[Mapping[str, Any]]) -> int:
     """How often the host waited; consecutive waits (a copy and its end) are one."""
-    waiting, stops, before = {id(wait) for wait in waits}, 0, False
-    for call in sorted(calls, key=lambda call: float(call["ts"])):
-        now = id(call) in waiting
-        stops += now and not before
-        before = now
-    return stops
+    waiting = {id(wait) for wait in waits}
+    in_order = sorted(calls, key=lambda call: float(call["ts"]))
+    return sum(waited for waited, _ in groupby(id(call) in waiting for call in in_order))
 
 
 def _end(event: Mapping[str, Any]) -> float:

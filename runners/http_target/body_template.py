@@ -156,15 +156,7 @@ def look_up(values: Mapping[str, Any], name: str) -> Any:
 
 def _values(request: Request) -> dict[str, Any]:
     features = dict(request.features)
-    return {
-        **features,
-        "payload": request.payload,
-        "id": request.id,
-        "priority": request.priority,
-        "session": request.session,
-        "arrival_s": request.arrival_s,
-        "features": features,
-    }
+    return {**features, **{name: getattr(request, name) for name in _OWN}, "features": features}
 
 
 def _text(value: Any) -> str:
