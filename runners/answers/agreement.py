@@ -157,11 +157,9 @@ def _size(inputs: Shapes, place: int, dimension: int) -> int:
 
 
 def _rises_with(sizes: Sequence[int], given: Sequence[int]) -> bool:
-    by_input: dict[int, int] = {}
-    if any(by_input.setdefault(own, size) != size for own, size in zip(given, sizes, strict=True)):
-        return False
-    rising = [by_input[own] for own in sorted(by_input)]
-    return rising == sorted(rising)
+    pairs = sorted(set(zip(given, sizes, strict=True)))
+    rising = [size for _, size in pairs]
+    return len(pairs) == len(set(given)) and rising == sorted(rising)
 
 
 def compare(yardstick: Yardstick, expected: Answer, got: Answer | None) -> Compared:

@@ -103,9 +103,10 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     from latfix.runners.backend_comparison.candidates import Candidate, candidates, own_backend
     from latfix.runners.backend_comparison.cold_load import first_load_s
     from latfix.runners.backend_comparison.throughput import serve
+    from latfix.runners.gpu.device_selection import resolve_device
     from latfix.runners.model_files.file_workload import FileWorkload
     from latfix.runners.service.adapter_file import load_adapter
-    from latfix.runners.service.load import load_module, resolve_device
+    from latfix.runners.service.load import load_module
 
     settings = RunnerSettings(**job["settings"])
     torch.manual_seed(settings.seed)

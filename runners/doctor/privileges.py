@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 
 from latfix.profilers.probes.control_groups import CgroupThrottle
@@ -17,25 +18,20 @@ _LITTLE_LOCKED = 64 << 20
 
 
 def limits() -> Iterator[Finding]:
-    yield from _files()
+    yield _files()
     yield _priority()
     yield _locking()
     yield _run_queue()
     yield _throttling()
 
 
-def _files() -> Iterator[Finding]:
-    try:
-        import resource
-    except ImportError:  # not a Unix system
-        return
+def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft > _FEW_FILES:
         limit = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
-        yield ok("limits.files", f"open files: {limit}")
-        return
+        return ok("limits.files", f"open files: {limit}")
     more = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}"
-    yield costs(
+    return costs(
         "limits.files",
         f"open files: {soft:,} at most",
         "once that many files and connections are open, the service refuses new connections",

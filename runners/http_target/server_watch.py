@@ -6,7 +6,6 @@ Started by :mod:`latfix.runners.http_target.replay_main`, with the messages of
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import urllib.request
@@ -17,6 +16,7 @@ from typing import Any
 
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes.sampler import PACE_S, pace_reader
+from latfix.profilers.probes.stage_recorder import SampleLog
 from latfix.profilers.services.process_watch import ProcessWatch
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.profilers.services.stage_metrics import Readings, Target, bucket_growth, read_stages, series_of
@@ -65,8 +65,7 @@ class Watch:
         self._opener = opener(Trust(cacert=job["cacert"], insecure=job["insecure"]))
         self._path = Path(job["folder"]) / SEGMENTS / "samples.jsonl"
         self._t0_ns = 0
-        self._lines: list[str] = []
-        self._lock = threading.Lock()
+        self._samples = SampleLog()
         self._begun, self._end = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self.scrapes, self.failed_scrapes, self.metrics_error = 0, 0, ""
@@ -97,7 +96,7 @@ class Watch:
         for thread in self._threads:
             thread.join(2 * _METRICS_TIMEOUT_S)
         if self._first is not None:
-            self._add(time.perf_counter_ns() - self._t0_ns, bucket_growth(self._first, self._last))
+            self._add(time.perf_counter_ns(), bucket_growth(self._first, self._last))
         self._flush()
         report: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
         if self._process is not None:
@@ -119,13 +118,12 @@ class Watch:
             began = time.perf_counter_ns()
             values = read()
             took = time.perf_counter_ns() - began
-            self._add(began + took // 2 - self._t0_ns, values)
+            self._add(began + took // 2, values)
             pause_s = min(max(took / 1e9 / _STAGES_SHARE, least_s), most_s)
 
     def _add(self, at_ns: int, values: Mapping[str, float]) -> None:
-        lines = [json.dumps([at_ns, name, float(value)]) for name, value in values.items()]
-        with self._lock:
-            self._lines += lines
+        for name, value in values.items():
+            self._samples.add(at_ns, name, float(value))
 
     def _scrape(self) -> dict[str, float]:
         request = urllib.request.Request(self._metrics, headers=self._headers)
@@ -150,11 +148,9 @@ class Watch:
             self._flush()
 
     def _flush(self) -> None:
-        with self._lock:
-            lines, self._lines = self._lines, []
-        if lines:
+        if lines := self._samples.drain(self._t0_ns):
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+                file.write(lines)
 
 
 def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:

@@ -19,7 +19,7 @@ from latfix.runners.calls.call_counters import Calls, Outside, Tally
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.accelerator import accelerator_of
-from latfix.runners.gpu.device_selection import on_device, place_workers, placement_note, resolve_device
+from latfix.runners.gpu.device_selection import on_device, place_workers, placement_note
 from latfix.runners.gpu.pinned_staging import Staging
 from latfix.runners.model_files.file_workload import FileWorkload
 from latfix.runners.model_transforms.attention_and_layout import choose_attention, in_channels_last
@@ -32,8 +32,6 @@ from latfix.settings import Precision, RunnerSettings
 if TYPE_CHECKING:
     from latfix.runners.backends.tensorrt.shape_profile import TrafficShapes
     from latfix.runners.gpu.cuda_graphs import GraphedModel
-
-__all__ = ["LoadedModels", "convert_models", "load_models", "pool_applies", "resolve_device"]
 
 #: Errors of the framework and torchao for a model that cannot be changed. torchao asserts, and an older version may
 #: lack what is needed.

@@ -22,9 +22,10 @@ from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
 from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_excluded
 from latfix.runners.fixes.quantize import int8_weight_only as quantize_int8_weight_only
+from latfix.runners.gpu.device_selection import resolve_device
 from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.model_transforms.torch_compile import compiler_missing
-from latfix.runners.service.load import load_models, pool_applies, resolve_device
+from latfix.runners.service.load import load_models, pool_applies
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
