@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from latfix.runners.gpu_memory.caching_allocator import DeviceAllocator, allocator_of
@@ -23,16 +24,15 @@ class PeakMemory:
 
     def __init__(self, device: str) -> None:
         self._allocator = allocator_of(device)
-        self._in_use = self._held_most = 0
+        self._in_use = self._held_most = self._base = 0
         self._reset_fd = -1
-        self.available = self._allocator is not None and bool(self._allocator.stats())
+        self.available = False
+        if self._allocator is not None and (stats := self._allocator.stats()):
+            self.available, self._base = True, int(stats["allocated_bytes"]["all"]["current"])
         if device == "cpu":
-            try:
+            with contextlib.suppress(OSError):
                 self._reset_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-                self.available = status_bytes("VmHWM") > 0
-            except OSError:
-                self.available = False
-        self._base = self._held()
+                self.available, self._base = status_bytes("VmHWM") > 0, status_bytes("VmRSS")
 
     def begin(self) -> None:
         """Reset the peak at the start of a batch."""
@@ -51,9 +51,8 @@ class PeakMemory:
         """The peak since :meth:`begin` above the initial memory; 0 if it cannot be measured."""
         if not self.available:
             return 0
-        if self._allocator is not None:
-            return max(self._seen(self._allocator) - self._base, 0)
-        return max(status_bytes("VmHWM") - self._base, 0)
+        peak = status_bytes("VmHWM") if self._allocator is None else self._seen(self._allocator)
+        return max(peak - self._base, 0)
 
     def forget(self) -> None:
         """Reset the maximum over batches at the start of a run."""
@@ -68,13 +67,6 @@ class PeakMemory:
             os.close(self._reset_fd)
             self._reset_fd = -1
         self.available = False
-
-    def _held(self) -> int:
-        if not self.available:
-            return 0
-        if self._allocator is not None:
-            return int(self._allocator.stats()["allocated_bytes"]["all"]["current"])
-        return status_bytes("VmRSS")
 
     def _seen(self, allocator: DeviceAllocator) -> int:
         """Peak bytes in use since the last reset; also updates the maximum over batches."""

@@ -20,8 +20,6 @@ from latfix.traffic.schedule import Traffic
 
 #: Shows one replay: called with its label, its schedule and the record's folder.
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
-#: Commands that profile batches if the model is on a device.
-_PROFILING = ("evidence",)
 #: A service may be silent for this many times the time in which the workload as it is loads or is scored.
 _PATIENT = 10.0
 
@@ -157,7 +155,7 @@ class Arm:
     def ask(self, do: str, **more: Any) -> Any:
         """Run a command that measures no time: accuracy, outputs, evidence."""
         with self._awake() as process:
-            if do in _PROFILING and process.ready.get("device", "cpu") != "cpu":
+            if do == "evidence" and process.ready.get("device", "cpu") != "cpu":  # it profiles batches there
                 self.profiled = True
             return process.command(do, timeout_s=self.patience_s(), **more)
 

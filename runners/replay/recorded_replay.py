@@ -175,11 +175,8 @@ class RecordedReplay:
         lines = self._probe_lines
         blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
         fast = [*host_probes(engine, lines), Probe("compiler", 0.5, self._service.compiles.read)]
-        for name, reader, period, missing in (
-            ("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
-            ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
-        ):
-            fast += _probe(name, reader, period, missing, lines)
+        fast += _probe("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use", lines)
+        fast += _probe("cuda", devices[0].allocator, 0.5, "cuda: not in use", lines)
         if blocks is not None:
             lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, while no batch is served"
         if devices[0].allocator is not None:
@@ -376,7 +373,11 @@ class _StatusLines(OwnThread):
             elif time.monotonic() - since > self._watchdog.patience_s:
                 stuck = self._watchdog.worst
                 self._give_up(stuck.words if stuck else f"no request ended for {self._watchdog.patience_s:.0f} s")
-            self._watch()
+            fresh, beyond = self._watchdog.look()
+            if fresh is not None:
+                self._parent.send({"event": "hang", "message": fresh.words})
+            if beyond is not None:
+                self._give_up(beyond.words)
             hopeless = self._engine.failures.given_up(completed, time.perf_counter_ns())
             if hopeless:
                 self.stalled = self.stalled or hopeless
@@ -394,14 +395,6 @@ class _StatusLines(OwnThread):
                     "draining": self.sent_all,
                 }
             )
-
-    def _watch(self) -> None:
-        """Report hanging work, and end the replay if some of it exceeds its limit."""
-        fresh, beyond = self._watchdog.look()
-        if fresh is not None:
-            self._parent.send({"event": "hang", "message": fresh.words})
-        if beyond is not None:
-            self._give_up(beyond.words)
 
     def _give_up(self, why: str) -> None:
         self.stalled = self.stalled or f"{why} with {self._engine.in_flight} requests in flight; gave up"
