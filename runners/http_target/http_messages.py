@@ -42,12 +42,8 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
     """The part of a request's head that all requests share, without the final blank line."""
     lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
     present = {name.lower() for name in headers}
-    if "user-agent" not in present:
-        lines.append("User-Agent: latfix")
-    if "accept" not in present:
-        lines.append("Accept: */*")
-    if "content-type" not in present:
-        lines.append("Content-Type: application/json")
+    usual = {"User-Agent": "latfix", "Accept": "*/*", "Content-Type": "application/json"}
+    lines += [f"{name}: {value}" for name, value in usual.items() if name.lower() not in present]
     if not keep_alive:
         lines.append("Connection: close")
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -175,8 +175,8 @@ class RecordedReplay:
         lines = self._probe_lines
         blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
         fast = [*host_probes(engine, lines), Probe("compiler", 0.5, self._service.compiles.read)]
-        fast += _probe("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use", lines)
-        fast += _probe("cuda", devices[0].allocator, 0.5, "cuda: not in use", lines)
+        fast += _probe("cuda-blocks", blocks, BLOCKS_PERIOD_S, "not in use", lines)
+        fast += _probe("cuda", devices[0].allocator, 0.5, "not in use", lines)
         if blocks is not None:
             lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, while no batch is served"
         if devices[0].allocator is not None:
@@ -293,15 +293,10 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
         Probe("threads", 0.5, thread_reader()),
     ]
     for name, reader, period, missing in (
-        ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
-        (
-            "neighbor-groups",
-            neighbor_reader(),
-            0.1,
-            "neighbor-groups: no control group with a quota is visible next to this one",
-        ),
-        ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
-        ("malloc", engine.memory.heap.reader, 0.5, "malloc: no mallinfo2 in this C library"),
+        ("cgroup", cgroup_reader(), 0.1, "no cpu.stat with throttling; host.throttle is not seen"),
+        ("neighbor-groups", neighbor_reader(), 0.1, "no control group with a quota is visible next to this one"),
+        ("pressure", pressure_reader(), 0.5, "this kernel reports none (/proc/pressure)"),
+        ("malloc", engine.memory.heap.reader, 0.5, "no mallinfo2 in this C library"),
     ):
         probes += _probe(name, reader, period, missing, lines)
     return probes
@@ -310,7 +305,7 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
 def _probe(
     name: str, reader: Callable[[], Reading] | None, period_s: float, missing: str, lines: dict[str, str]
 ) -> list[Probe]:
-    lines[name] = missing if reader is None else f"{name}: every {period_s * 1000:g} ms"
+    lines[name] = f"{name}: {missing}" if reader is None else f"{name}: every {period_s * 1000:g} ms"
     return [] if reader is None else [Probe(name, period_s, reader)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ class Engine:
         :raises RuntimeError: TensorRT refused.
         """
         number = self._fitting(tensors)
-        context, stream = self._context(), _stream_handle(self.device)
+        context, cuda = self._context(), self.device.startswith("cuda")
+        stream = int(torch.cuda.current_stream(self.device).cuda_stream) if cuda else 0
         if context.active_optimization_profile != number and not context.set_optimization_profile_async(
             number, stream
         ):
@@ -212,11 +214,4 @@ def _logger(package: ModuleType) -> Any:
 
 def _on(device: str) -> Any:
     """A context in which objects are created on ``device``."""
-    import contextlib
-
     return torch.cuda.device(device) if device.startswith("cuda") else contextlib.nullcontext()
-
-
-def _stream_handle(device: str) -> int:
-    """The handle of the current CUDA stream."""
-    return int(torch.cuda.current_stream(device).cuda_stream) if device.startswith("cuda") else 0
