@@ -6,7 +6,6 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -14,32 +13,16 @@ from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.findings import costs, missing, note, ok
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """An optional package.
-
-    :param name: last part of the finding's id.
-    :param package: the name to install, part of latfix's extra ``extra``.
-    :param gives: what needs it.
-    :param needs_gpu: checked only on a machine with a GPU.
-    """
-
-    name: str
-    package: str
-    extra: str
-    gives: str
-    needs_gpu: bool = False
-
-
 _CONVERSION = "conversion to ONNX, the first step of fuse.onnxruntime and fuse.openvino"
 _REDUCED = "quantize.int8_dynamic and quantize.fp8_dynamic on a GPU"
+#: Optional packages: the last part of the finding's id, the name to install, the extra of latfix that has it, what
+#: needs it, and if it is checked only on a machine with a GPU.
 PARTS = (
-    Part("onnxruntime", "onnxruntime", "onnx", "fuse.onnxruntime and .onnx model files"),
-    Part("onnx", "onnxscript", "onnx", _CONVERSION),
-    Part("openvino", "openvino", "openvino", "fuse.openvino"),
-    Part("torchao", "torchao", "quantization", _REDUCED, needs_gpu=True),
-    Part("tensorrt", "torch-tensorrt", "tensorrt", "fuse.tensorrt and .engine model files", needs_gpu=True),
+    ("onnxruntime", "onnxruntime", "onnx", "fuse.onnxruntime and .onnx model files", False),
+    ("onnx", "onnxscript", "onnx", _CONVERSION, False),
+    ("openvino", "openvino", "openvino", "fuse.openvino", False),
+    ("torchao", "torchao", "quantization", _REDUCED, True),
+    ("tensorrt", "torch-tensorrt", "tensorrt", "fuse.tensorrt and .engine model files", True),
 )
 
 
@@ -52,7 +35,7 @@ def software(torch: Mapping[str, Any], *, gpu: bool) -> Iterator[Finding]:
     yield _python()
     yield _torch(torch)
     yield _compiler()
-    yield from (_part(part) for part in PARTS if gpu or not part.needs_gpu)
+    yield from (_part(*part) for *part, needs_gpu in PARTS if gpu or not needs_gpu)
 
 
 def _python() -> Finding:
@@ -96,14 +79,14 @@ def _compiler() -> Finding:
     )
 
 
-def _part(part: Part) -> Finding:
-    id = f"software.{part.name}"
-    if importlib.util.find_spec(part.package.replace("-", "_")) is not None:
+def _part(name: str, package: str, extra: str, gives: str) -> Finding:
+    id = f"software.{name}"
+    if importlib.util.find_spec(package.replace("-", "_")) is not None:
         try:
-            version = " " + metadata.version(part.package)
+            version = " " + metadata.version(package)
         except metadata.PackageNotFoundError:
             version = ""
-        return ok(id, f"{part.package}{version}")
+        return ok(id, f"{package}{version}")
     return missing(
-        id, f"{part.package} is not installed", f"without it: no {part.gives}", f'pip install "latfix[{part.extra}]"'
+        id, f"{package} is not installed", f"without it: no {gives}", f'pip install "latfix[{extra}]"'
     )

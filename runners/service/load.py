@@ -100,15 +100,6 @@ class LoadedModels:
 
         return [instance.model for instance in self.instances if isinstance(instance.model, GraphedModel)]
 
-    def graph_facts(self) -> dict[str, Any]:
-        """Counters of all workers' graphs; empty if there are none."""
-        models = self.graphed()
-        if not models:
-            return {}
-        from latfix.runners.gpu.cuda_graphs import facts_of
-
-        return facts_of(models)
-
     def pool_counts(self) -> tuple[int, int]:
         """Tensors that found room in a buffer pool so far, and tensors that needed a new buffer."""
         return sum(pool.hits for pool in self.pools), sum(pool.misses for pool in self.pools)

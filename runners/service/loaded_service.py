@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -343,7 +343,7 @@ class Service:
             "compile_parts": getattr(self.models.instances[0].model, "compile_parts", None) is not None,
             "conversions": self.models.conversions,
             "outside": self.models.outside.to_json(),
-            "made_of": asdict(makeup(self.models.instances[0].model, self.models.adapter)),
+            "made_of": makeup(self.models.instances[0].model, self.models.adapter),
             **summary(instance.calls for instance in self.models.instances),
         }
         if self.settings.backend == "torch":
@@ -353,7 +353,10 @@ class Service:
             evidence |= compiler_evidence(self.models.graphs)
         if profiled:
             evidence |= self.device_profile(traffic)
-        evidence |= self.models.graph_facts()
+        if graphed := self.models.graphed():
+            from latfix.runners.gpu.cuda_graphs import facts_of
+
+            evidence |= facts_of(graphed)
         return evidence | self._census(traffic)
 
     def facts(self, traffic: Traffic) -> dict[str, Any]:

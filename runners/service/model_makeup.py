@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from latfix.adapter_api import Workload
 from latfix.runners.model_files.file_workload import FileWorkload
-
-Kind = Literal["modules", "TorchScript", "torch.export"]
 
 #: Runtimes by the package of their objects.
 _RUNTIMES = {
@@ -31,26 +28,14 @@ _RUNTIMES = {
 _STEPS, _OBJECTS = 4, 2000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Makeup:
-    """What a model consists of.
+def makeup(model: Any, adapter: Workload) -> dict[str, Any]:
+    """What a model consists of; ``adapter`` loaded it. Runs nothing.
 
-    :param kind: torch modules in Python, or a graph of their operators.
-    :param parameters: total elements of the parameters and buffers that torch holds.
-    :param runtime: the runtime of a model without any; empty for torch or if unknown.
-    :param file: name of the model file that is the workload; empty for an adapter.
-    :param largest_batch: maximum requests per call of the file; 0 for any number, and for an adapter.
+    :returns: ``kind``: torch ``modules`` in Python, or a graph of their operators. ``parameters``: total elements of
+        the parameters and buffers that torch holds. ``runtime`` of a model without any; empty for torch or if unknown.
+        ``file``: name of the model file that is the workload; empty for an adapter. ``largest_batch``: maximum
+        requests per call of the file; 0 for any number, and for an adapter.
     """
-
-    kind: Kind
-    parameters: int
-    runtime: str = ""
-    file: str = ""
-    largest_batch: int = 0
-
-
-def makeup(model: Any, adapter: Workload) -> Makeup:
-    """See :class:`Makeup`; ``adapter`` loaded the model. Runs nothing."""
     parameters = sum(int(tensor.numel()) for tensor in (*model.parameters(), *model.buffers()))
     runtime = "" if parameters else _runtime(model)
     file, largest = "", 0
@@ -60,10 +45,11 @@ def makeup(model: Any, adapter: Workload) -> Makeup:
         file, largest = adapter.layout.file.name, adapter.layout.largest_batch or 0
         if any(isinstance(module, SealedModule) for module in model.modules()):
             runtime = runtime or adapter.model.backend
-    return Makeup(kind=_kind(model), parameters=parameters, runtime=runtime, file=file, largest_batch=largest)
+    found = {"kind": _kind(model), "parameters": parameters, "runtime": runtime}
+    return {**found, "file": file, "largest_batch": largest}
 
 
-def _kind(model: Any) -> Kind:
+def _kind(model: Any) -> str:
     import torch
 
     for module in model.modules():

@@ -60,7 +60,7 @@ def not_scripted(what: str) -> Condition:
 
 
 def made_of(context: Context) -> Mapping[str, Any]:
-    """:class:`latfix.runners.service.model_makeup.Makeup` of the model before any fix; empty if unknown."""
+    """:func:`latfix.runners.service.model_makeup.makeup` of the model before any fix; empty if unknown."""
     found: Mapping[str, Any] = facts(context).get("made_of", {})
     return found
 

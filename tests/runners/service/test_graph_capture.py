@@ -19,6 +19,7 @@ import torch
 from latfix.adapter_api import Workload
 from latfix.request import Request
 from latfix.runners.gpu.accelerator import Accelerator
+from latfix.runners.gpu.cuda_graphs import facts_of
 from latfix.runners.service.graph_capture import capture_graphs, shapes_to_capture
 from latfix.runners.service.load import LoadedModels
 from latfix.runners.service.loaded_service import Service
@@ -169,7 +170,7 @@ def test_requests_are_answered_by_graphs(workers: int) -> None:
         torch.testing.assert_close(outcome.output["score"], expected["score"][0], rtol=1e-4, atol=1e-4)
     batches = served.batches
     assert (batches["graph"] == 1).all() and len(models.graphed()) == workers
-    facts = models.graph_facts()
+    facts = facts_of(models.graphed())
     assert facts["graph_replays"] == len(batches) and facts["graph_misses"] == {}
     assert facts["graphs_captured"] >= 3 * 8
 
@@ -183,7 +184,7 @@ def test_a_batch_without_a_graph_is_marked() -> None:
     batches = serve(requests, instances=models.instances, max_batch_size=1, cuda_graphs=True).batches
     batches.sort(order="padded_length")
     assert batches["graph"].tolist() == [1, -1]
-    assert models.graph_facts()["graph_misses"] == {"no graph of 1x9, 1x3": 1}
+    assert facts_of(models.graphed())["graph_misses"] == {"no graph of 1x9, 1x3": 1}
 
 
 def test_on_the_cpu_the_setting_has_no_effect_and_is_noted(tmp_path: Path) -> None:
