@@ -89,45 +89,30 @@ def _candidate(backend: str, adapter: Workload, converter: Converter) -> Candida
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations, and constants fixed by tracing: answers are compared
             if isinstance(adapter, FileWorkload) and adapter.model.backend == onnx_runtime.BACKEND:
-                made = _unmodified(adapter)
+                file, names, wrap, convert_s = _unmodified(adapter)
             else:
                 step = "converting"
-                made = converter.make(backend)
+                file, names, wrap, convert_s = converter.make(backend)
                 step = "loading"
-            load_s = first_load_s(made.file, backend, made.inputs, torch.get_num_threads())
-            model = made.wrap(load_file(made.file, backend, made.inputs))
+            load_s = first_load_s(file, backend, names, torch.get_num_threads())
+            model = wrap(load_file(file, backend, names))
     except LatfixError as error:
         return Candidate(backend=backend, missing=error.message)
     except USER_ERRORS as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         return Candidate(backend=backend, missing=f"{step} it raised {describe(error)}")
-    return Candidate(backend=backend, model=model, load_s=load_s, convert_s=made.seconds)
+    return Candidate(backend=backend, model=model, load_s=load_s, convert_s=convert_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
-    """A file for a backend.
-
-    :param inputs: names of its inputs, in the order of the tensors.
-    :param wrap: wraps the module that runs the file, so that it takes the arguments of the workload's model.
-    :param seconds: duration of the conversion; ``None`` if the file is the workload's own.
-    """
-
-    file: Path
-    inputs: tuple[str, ...]
-    wrap: Callable[[Any], Any]
-    seconds: float | None
+#: A file for a backend; names of its inputs, in the order of the tensors; what wraps the module that runs the file, so
+#: that it takes the arguments of the workload's model; seconds of the conversion, ``None`` for the workload's own file.
+_Made = tuple[Path, tuple[str, ...], Callable[[Any], Any], float | None]
 
 
 def _unmodified(adapter: FileWorkload) -> _Made:
-    names = tuple(given.name for given in adapter.layout.inputs)
-    return _Made(
-        file=adapter.layout.file,
-        inputs=names,
-        wrap=lambda model: FileModule(model, adapter.layout, adapter.output_names, adapter.output_axes),
-        seconds=None,
-    )
+    layout, names = adapter.layout, tuple(given.name for given in adapter.layout.inputs)
+    return layout.file, names, lambda model: FileModule(model, layout, adapter.output_names, adapter.output_axes), None
 
 
 class Converter:
@@ -167,7 +152,7 @@ class Converter:
             if backend not in (exported.BACKEND, torchscript.BACKEND):
                 onnx = self._exported_onnx("openvino" if backend == OPENVINO else "onnxruntime")
                 file, inputs, seconds = onnx.file, onnx.inputs, onnx.seconds
-        return _Made(file=file, inputs=inputs, wrap=lambda model: Unpacked(model, outputs), seconds=seconds)
+        return file, inputs, lambda model: Unpacked(model, outputs), seconds
 
     def _exported_onnx(self, package: str) -> Exported:
         if missing := backend_missing(package):
