@@ -105,14 +105,15 @@ def _candidate(backend: str, adapter: Workload, converter: Converter) -> Candida
     return Candidate(backend=backend, model=model, load_s=load_s, convert_s=convert_s)
 
 
-#: A file for a backend; names of its inputs, in the order of the tensors; what wraps the module that runs the file, so
-#: that it takes the arguments of the workload's model; seconds of the conversion, ``None`` for the workload's own file.
+#: A file for a backend; names of its inputs, in the order of the tensors; what wraps the module that runs the file,
+#: so that it takes the arguments of the workload's model; seconds of the conversion, ``None`` for the own file.
 _Made = tuple[Path, tuple[str, ...], Callable[[Any], Any], float | None]
 
 
 def _unmodified(adapter: FileWorkload) -> _Made:
     layout, names = adapter.layout, tuple(given.name for given in adapter.layout.inputs)
-    return layout.file, names, lambda model: FileModule(model, layout, adapter.output_names, adapter.output_axes), None
+    wrap = functools.partial(FileModule, layout=layout, names=adapter.output_names, output_axes=adapter.output_axes)
+    return layout.file, names, wrap, None
 
 
 class Converter:
