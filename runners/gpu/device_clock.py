@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,18 +58,9 @@ class Offset:
         return self._drift * max(self._at - host if before else host - self._at, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Events of one batch on the device's clock.
-
-    :param times: nanoseconds from the clock's first event; differences within a batch are exact.
-    :param at: when the host learned of the last.
-    :param unsure_ns: their common uncertainty, from the precision of event times.
-    """
-
-    times: list[int]
-    at: int
-    unsure_ns: int
+#: Events of one batch on the device's clock: nanoseconds from the clock's first event (differences within a batch are
+#: exact), when the host learned of the last, and their common uncertainty, from the precision of event times.
+Marks = tuple[list[int], int, int]
 
 
 class DeviceClock:
@@ -110,7 +100,7 @@ class DeviceClock:
             times = [first, *(first + round(events[0].elapsed_time(event) * 1e6) for event in events[1:])]
             self._offset.observe(host_before, times[0], times[-1], host_after, unsure)
             self.observed += 1
-            return Marks(times, host_after, unsure), kept
+            return (times, host_after, unsure), kept
 
     def place(self, marks: Marks) -> tuple[list[int], int]:
         """A batch's events on the host's timeline, and their common uncertainty in nanoseconds.
@@ -118,8 +108,9 @@ class DeviceClock:
         Later calls are more precise, because they use more batches.
         """
         with self._lock:
-            shift, slack = self._offset.at(marks.at)
-            return [time + shift for time in marks.times], slack + marks.unsure_ns
+            times, at, unsure = marks
+            shift, slack = self._offset.at(at)
+            return [time + shift for time in times], slack + unsure
 
     @property
     def slack_ns(self) -> int:
