@@ -90,10 +90,8 @@ class DeviceClock:
             if self._origin is not None:
                 # After a long pause this is a large, imprecise number; times within a batch are small.
                 elapsed_ms = self._origin.elapsed_time(events[0])
-                first, unsure = (
-                    first + round(elapsed_ms * 1e6),
-                    round(float(np.spacing(np.float32(elapsed_ms))) * 1e6),
-                )
+                first += round(elapsed_ms * 1e6)
+                unsure = round(float(np.spacing(np.float32(elapsed_ms))) * 1e6)
                 kept = elapsed_ms * 1e6 > _NEW_ORIGIN_NS
             if kept:
                 self._origin, self._base_ns = events[0], first

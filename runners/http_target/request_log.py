@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.run_record.run_record import SEGMENTS
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners.replay.open_loop import take_priority
@@ -38,7 +38,7 @@ _BLANK = [-1 if name in ("batch_id", "prepare_thread") else 0 for name in _NAMES
 _PLACES = tuple(_NAMES.index(name) for name in _WRITTEN)
 
 
-class RequestLog:
+class RequestLog(OwnThread):
     """Appends to ``segments/`` of a run's folder.
 
     :param t0_ns: the schedule's zero on the monotonic clock; times in rows and events are relative to it.
@@ -47,6 +47,7 @@ class RequestLog:
     """
 
     def __init__(self, folder: Path, t0_ns: int) -> None:
+        super().__init__("segments")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         segments = folder / SEGMENTS
         self._rows_file = os.open(segments / "requests.bin", flags, 0o644)
@@ -57,9 +58,7 @@ class RequestLog:
         self.t0_ns = t0_ns
         self.ended = 0
         self._error: OSError | None = None
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-segments", daemon=True)
-        self._thread.start()
+        self.__enter__()
 
     def add(self, values: tuple[int, ...]) -> None:
         """Add an ended request: values in the order of :data:`_WRITTEN`, the planned time on the monotonic clock."""
@@ -76,8 +75,7 @@ class RequestLog:
         self._events.append(line.encode() + b"\n")
 
     def close(self) -> None:
-        self._end.set()
-        self._thread.join()
+        self.__exit__()
         os.close(self._rows_file)
         os.close(self._events_file)
         if self._error is not None:
@@ -87,7 +85,7 @@ class RequestLog:
         take_priority()  # while it holds the interpreter lock, it must not wait for a core
         last = False
         while not last and self._error is None:
-            last = self._end.wait(_FLUSH_S)
+            last = self._stop.wait(_FLUSH_S)
             try:
                 self._flush()
             except OSError as error:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError
 from latfix.profilers.calibration.microbenchmarks import unit_costs
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.ring_recorder import RecordedRing
 from latfix.profilers.probes.sampler import Sampler
@@ -38,7 +38,7 @@ _MOST_LINES = 100_000
 _LOGGER = logging.getLogger("latfix")
 
 
-class LiveRecord:
+class LiveRecord(OwnThread):
     """Writes a runner's record in parts, from its own threads, until it is closed.
 
     If the disk is full, it logs a warning and the record ends; the runner continues to serve.
@@ -47,14 +47,13 @@ class LiveRecord:
     """
 
     def __init__(self, folder: Path, spec: WorkloadSpec, service: Service, most_mb: float) -> None:
+        super().__init__("live-record")
         self.folder = folder.absolute()
         self._spec, self._service = spec, service
         self._most_bytes = int(most_mb * 1e6)
         self._lines: deque[tuple[int, Request]] = deque(maxlen=_MOST_LINES)
         self._costs = unit_costs()
         self._samples = SampleLog()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-live-record", daemon=True)
         self._number = 0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +64,7 @@ class LiveRecord:
 
     def begin(self, recorder: RecordedRing, engine: Engine) -> None:
         self._recorder, self._engine = recorder, engine
-        self._thread.start()
+        self.__enter__()
 
     def ended(self, number: int, request: Request) -> None:
         """Add the features of a request that ended; the recorder has its row."""
@@ -73,9 +72,7 @@ class LiveRecord:
 
     def close(self) -> None:
         """Write the remainder."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.__exit__()
 
     def _run(self) -> None:
         events = self._service.events
