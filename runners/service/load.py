@@ -30,7 +30,7 @@ from latfix.runners.service.adapter_file import load_adapter, raised_at
 from latfix.settings import Precision, RunnerSettings
 
 if TYPE_CHECKING:
-    from latfix.runners.backends.tensorrt.shape_profile import TrafficShapes
+    from latfix.runners.backends.tensorrt.shape_profile import Shapes
     from latfix.runners.gpu.cuda_graphs import GraphedModel
 
 #: Errors of the framework and torchao for a model that cannot be changed. torchao asserts, and an older version may
@@ -169,12 +169,12 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
 
 
 def convert_models(
-    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes | None = None
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, seen: Sequence[Shapes] = ()
 ) -> None:
     """Convert the models to another backend once, if the settings require it. An ONNX file is served unmodified.
 
-    :param batches: batches of the traffic's inputs, in several sizes.
-    :param shapes: of the traffic's batches; required by TensorRT.
+    :param batches: batches of the traffic's inputs, in several sizes; TensorRT chooses kernels for the last.
+    :param seen: shapes of the traffic's batches; required by TensorRT.
     :raises InputError: the backend is not installed.
     :raises RunnerError: a model cannot be converted, or its outputs differ after the conversion.
     """
@@ -187,12 +187,12 @@ def convert_models(
     for instance in models.distinct():
         model: Any
         conversion: Any
-        if shapes is not None:
+        if settings.backend == "tensorrt":
             from latfix.runners.backends.tensorrt.convert import convert as compiled_for
 
             with on_device(instance.device):  # engines are built and loaded on the current device
                 model, conversion = compiled_for(
-                    instance.model, batches, shapes, settings, sources, instance.device, models.tally, models.outside
+                    instance.model, batches, seen, settings, sources, instance.device, models.tally, models.outside
                 )
         elif serves_file(instance.model):
             model, conversion = serve_file(instance.model, batches, settings, models.tally)

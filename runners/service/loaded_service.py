@@ -156,15 +156,15 @@ class Service:
                 for k in range(len(inputs))
                 for size in sizes
             ]
-            shapes = None
+            seen: Sequence[Any] = ()
             if self.settings.backend == "tensorrt":  # an engine is built for a range of shapes
-                shapes = traffic_shapes(adapter, traffic, most)
-                batches.append(adapter.collate([shapes.middling] * most))
+                seen, full = traffic_shapes(adapter, traffic, most)
+                batches.append(full)
         except RunnerError:
             raise
         except USER_ERRORS as error:
             raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
-        convert_models(self.models, batches, self.settings, shapes)
+        convert_models(self.models, batches, self.settings, seen)
 
     def _capture(self, traffic: Traffic) -> None:
         """Capture the models' graphs if the settings require it and there is a device."""

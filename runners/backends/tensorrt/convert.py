@@ -18,7 +18,7 @@ from latfix.runners.backends.converted_model import Conversion, other_answers
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
 from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
-from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, TrafficShapes, example_index, profile_of
+from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
 from latfix.runners.calls.call_counters import Outside, Tally
 from latfix.runners.calls.model_call import as_called, call_on_copy
 from latfix.runners.calls.tensor_tree import flatten, move, shapes_of
@@ -70,7 +70,7 @@ class _Case:
 def convert(
     model: torch.nn.Module,
     batches: Sequence[Any],
-    shapes: TrafficShapes,
+    seen: Sequence[Shapes],
     settings: RunnerSettings,
     sources: Path,
     device: str,
@@ -79,8 +79,8 @@ def convert(
 ) -> tuple[ReplacedModel, TensorRtConversion]:
     """Compile a model for the shapes of its traffic, and compare its answers with the original's on every batch.
 
-    :param batches: batches of the traffic's inputs, in several sizes, on the host.
-    :param shapes: of the traffic's batches, including the smallest and the largest.
+    :param batches: batches of the traffic's inputs, in several sizes, on the host. Kernels are chosen for the last.
+    :param seen: shapes of the traffic's batches, including the smallest and the largest.
     :param sources: the folder of the code that built the model.
     :param device: the model's CUDA device.
     :param tally: counts the runs.
@@ -92,11 +92,11 @@ def convert(
     started, package = time.perf_counter(), torch_tensorrt()
     batches = [move(batch, device) for batch in batches]
     try:
-        own = [shapes_of(flatten(batch)[0]) for batch in batches]
+        shapes = [shapes_of(flatten(batch)[0]) for batch in batches]
     except TypeError as error:
         raise RunnerError(f"the model cannot be exported for TensorRT: among its inputs, {error}") from error
-    example = example_index(own, [*shapes.seen, *own], shapes.tuned)
-    profile = profile_of([*shapes.seen, *own], own[example])
+    example = example_index(shapes, [*seen, *shapes], shapes[-1])
+    profile = profile_of([*seen, *shapes], shapes[example])
     with raised_as("the model itself does not run on the traffic's inputs"), torch.no_grad():
         expected = [flatten(call_on_copy(model, batch)) for batch in batches]
     tensors, names = flatten(batches[example])

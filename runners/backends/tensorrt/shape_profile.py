@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from latfix.errors import RunnerError
 
@@ -13,20 +12,6 @@ Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 #: Least upper bound of a varying dimension: the exporter treats 0 and 1 specially, and 2 alone is no variation.
 _FEWEST_MOST = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficShapes:
-    """Shapes of all tensors of whole batches.
-
-    :param seen: for each distinct request, the shapes of a batch of one and of a full batch of it.
-    :param middling: prepared inputs of the request of median size.
-    :param tuned: the shapes of a full batch of that request; batches are full under load.
-    """
-
-    seen: tuple[Shapes, ...]
-    middling: Any
-    tuned: Shapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,16 +266,15 @@ def test_engines_are_made_with_their_own_device_as_the_current_one(
     gpus(2)
     made: list[tuple[str, int]] = []
 
-    def convert(model: Any, _batches: Any, _shapes: Any, _settings: Any, _sources: Any, device: str, *_: Any) -> Any:
+    def convert(model: Any, _batches: Any, _seen: Any, _settings: Any, _sources: Any, device: str, *_: Any) -> Any:
         made.append((device, torch.cuda.current_device()))
         return model, SimpleNamespace(to_json=lambda: {"device": device})
 
     monkeypatch.setattr("latfix.runners.backends.tensorrt.convert.convert", convert)
     instances = [instance_of(torch.nn.Identity(), f"cuda:{index}") for index in (1, 0)]
-    shapes: Any = SimpleNamespace(seen=[], tuned=())
     monkeypatch.setattr(Workload, "folder", Path(), raising=False)
     with on_device("cuda:1"):  # left by a library
         convert_models(
-            LoadedModels(instances[0].adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt"), shapes
+            LoadedModels(instances[0].adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt")
         )
     assert made == [("cuda:1", 1), ("cuda:0", 0)]

@@ -11,7 +11,7 @@ import torch
 
 from latfix.errors import InputError, RunnerError
 from latfix.runners.backends.replaced_model import export_program
-from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.calls.tensor_tree import flatten, shapes_of
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
@@ -339,14 +339,14 @@ def test_extremes_of_a_feature_are_seen_wherever_they_are(padded: Path) -> None:
     rare = traffic(300)
     rare.features["value"][:] = 5
     rare.features["value"][151], rare.features["value"][203] = 40, 1
-    found = traffic_shapes(service.models.adapter, rare, 1)
-    assert {shapes[1] for shapes in found.seen} == {(1, 3), (1, 7), (1, 42)}, "a sample of 96 holds neither"
-    assert found.tuned == ((1,), (1, 7))
+    seen, full = traffic_shapes(service.models.adapter, rare, 1)
+    assert {shapes[1] for shapes in seen} == {(1, 3), (1, 7), (1, 42)}, "a sample of 96 holds neither"
+    assert shapes_of(flatten(full)[0]) == ((1,), (1, 7))
 
 
 def test_a_request_that_prepare_fails_on_is_skipped(padded: Path) -> None:
     service = loaded(padded)
     broken = traffic(3)
     broken.features["value"][1] = -5  # reported when it is replayed
-    found = traffic_shapes(service.models.adapter, broken, 2)
-    assert found.tuned == ((2,), (2, 4)) and len(found.seen) == 4
+    seen, full = traffic_shapes(service.models.adapter, broken, 2)
+    assert shapes_of(flatten(full)[0]) == ((2,), (2, 4)) and len(seen) == 4
