@@ -39,7 +39,7 @@ class Offset:
         :param device_before: a time on the device's clock before ``host_after``.
         :param unsure_ns: uncertainty of the device's times.
         """
-        slip = self._slip(host_after)
+        slip = self._drift * max(host_after - self._at, 0)
         low, high = host_before - device_after - unsure_ns, host_after - device_before + unsure_ns
         self._low, self._high = max(self._low - slip, low), min(self._high + slip, high)
         if self._low > self._high:  # the clocks drifted faster than assumed: use the latest bounds
@@ -48,14 +48,8 @@ class Offset:
 
     def at(self, host: int) -> tuple[int, int]:
         """The offset at a time of the host: the middle of the bounds, and their distance in nanoseconds."""
-        slip = self._slip(host, before=True)
+        slip = self._drift * max(self._at - host, 0)
         return round((self._low + self._high) / 2), max(round(self._high - self._low + 2 * slip), 0)
-
-    def _slip(self, host: int, *, before: bool = False) -> float:
-        """By how much the clocks may have drifted since the last observation, or before it."""
-        if not self._at:
-            return 0.0
-        return self._drift * max(self._at - host if before else host - self._at, 0)
 
 
 #: Events of one batch on the device's clock: nanoseconds from the clock's first event (differences within a batch are

@@ -62,7 +62,8 @@ def replay(job: dict[str, Any], folder: Path, parent: LineWriter, stop: threadin
     head = request_head(
         job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
     )
-    _allow_connections()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection
     with contextlib.ExitStack() as stack:
         watch = None
         if job["pid"] is not None or job["metrics"] is not None:
@@ -167,12 +168,6 @@ def _requests(traffic: Traffic, head: bytes, body: Body, run: str) -> Callable[[
         return whole_request(head, sent_id(run, planned.id), f"00-{trace}-{span}-01", body(planned))
 
     return request
-
-
-def _allow_connections() -> None:
-    """Raise the limit of open files to the maximum: each request in flight has a connection."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:

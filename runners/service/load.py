@@ -171,15 +171,13 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
 def convert_models(
     models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, seen: Sequence[Shapes] = ()
 ) -> None:
-    """Convert the models to another backend once, if the settings require it. An ONNX file is served unmodified.
+    """Convert the models to the backend of the settings. An ONNX file is served unmodified.
 
     :param batches: batches of the traffic's inputs, in several sizes; TensorRT chooses kernels for the last.
     :param seen: shapes of the traffic's batches; required by TensorRT.
     :raises InputError: the backend is not installed.
     :raises RunnerError: a model cannot be converted, or its outputs differ after the conversion.
     """
-    if settings.backend == "torch" or models.conversions:
-        return
     from latfix.runners.backends.converted_model import convert
     from latfix.runners.model_files.served_file import serve_file, serves_file
 

@@ -115,7 +115,7 @@ class Service:
         made = self.settings.compile != "off" or bool(self.models.graphed())
         wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if made else 0)
         if wanted or self.settings.keep_warm_ms:
-            inputs = self._representative(traffic, wanted or 1)
+            inputs = representative(self.models.adapter, traffic, wanted or 1)
             for instance in self.models.instances:  # inputs are sorted by size
                 instance.resident = inputs[0] if inputs else None
         if wanted:
@@ -137,14 +137,11 @@ class Service:
                 self.compiles.attach()
                 self.warmup.batches += batches
 
-    def _representative(self, traffic: Traffic, wanted: int) -> list[Any]:
-        return representative(self.models.adapter, traffic, wanted)
-
     def _convert(self, traffic: Traffic) -> None:
         """Convert the models unless the backend is torch or they are converted already."""
         if self.settings.backend == "torch" or self.models.conversions:
             return
-        inputs = self._representative(traffic, _CONVERTED_SIZES)
+        inputs = representative(self.models.adapter, traffic, _CONVERTED_SIZES)
         if not inputs:
             raise RunnerError(f"backend = {self.settings.backend!r}: no request could be prepared to convert with")
         most, adapter = self.settings.max_batch_size, self.models.adapter
@@ -368,7 +365,7 @@ class Service:
         facts = self.evidence(traffic, profiled=False)
         settings = self.settings
         plain = settings.compile == "off" and settings.backend == "torch" and settings.precision == "default"
-        inputs = self._representative(traffic, 1)
+        inputs = representative(self.models.adapter, traffic, 1)
         if plain and inputs and self.models.device == "cpu":
             instance = self.models.instances[0]
             try:
@@ -411,7 +408,7 @@ class Service:
         for batch in batches:
             yield [adapter.prepare(traffic.request(position)) for position in batch]
         if not batches:
-            for value in self._representative(traffic, _PROFILED_SIZES):
+            for value in representative(self.models.adapter, traffic, _PROFILED_SIZES):
                 for size in sorted({1, self.settings.max_batch_size}):
                     yield [value] * size
 
@@ -421,7 +418,7 @@ class Service:
         return replace(instance, model=graphed[0].original) if graphed else instance
 
     def _census(self, traffic: Traffic) -> dict[str, dict[str, int]]:
-        inputs = self._representative(traffic, 1)
+        inputs = representative(self.models.adapter, traffic, 1)
         if not inputs:
             return {}
         instance = self.uncaptured(self.models.instances[0])
