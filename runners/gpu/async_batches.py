@@ -20,6 +20,7 @@ from latfix.runners.calls.model_call import call_model
 from latfix.runners.calls.tensor_tree import map_tensors, tensors_of
 from latfix.runners.gpu.accelerator import Accelerator, Event
 from latfix.runners.gpu.device_clock import DeviceClock
+from latfix.runners.gpu.worker_streams import READY
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
     from latfix.profilers.probes.stage_recorder import StageRecorder
     from latfix.runners.engine.worker import ModelInstance
 
-#: Sets of events made in advance. If half as many batches have landed and no thread has written the record, each
+#: If half as many batches as sets of events have landed and no thread has written the record, each
 #: landing reads the oldest flights: a few microseconds, while reading all would take milliseconds.
-_READY = 256
-_MOST_UNREAD = _READY // 2
+_MOST_UNREAD = READY // 2
 _READ_AT_ONCE = 2
 _IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
 
@@ -106,7 +106,7 @@ class Flights:
         self._graphs = instance.model.facts if isinstance(instance.model, GraphedModel) else None
         self.compute = instance.lane.compute
         self._copy_in, self._copy_out = instance.lane.copies() if overlap else (self.compute, self.compute)
-        self._events = instance.lane.events(size=6, ready=_READY, blocking=blocking)
+        self._events = instance.lane.events(blocking=blocking)
         self._grown = self._events.grown
         self.longest_read_ns = 0
         self._landed: deque[Flight] = deque()

@@ -16,24 +16,22 @@ from latfix.runners.gpu.accelerator import Accelerator, Event, Stream
 if TYPE_CHECKING:
     from latfix.runners.gpu_memory.caching_allocator import Reserved
 
+#: Events per set: begin and end of the copy in, the compute and the copy out. Number of sets to make in advance.
+_SIZE, READY = 6, 256
+
 
 class EventPool:
     """Sets of events for one device. Taking and giving back may happen on different threads.
 
     :param stream: a stream of the device, in which each event is recorded once: only then does the driver create it.
-    :param size: events per set.
-    :param ready: number of sets to make in advance.
     :param blocking: a thread that waits for the last event of a set sleeps instead of spinning.
     :ivar grown: number of sets that were made because all were in use.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, stream: Stream, size: int, ready: int, *, blocking: bool = False
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, stream: Stream, *, blocking: bool) -> None:
         self._accelerator = accelerator
-        self._size = size
         self._blocking = blocking
-        self._free: deque[list[Event]] = deque(self._make() for _ in range(ready))
+        self._free: deque[list[Event]] = deque(self._make() for _ in range(READY))
         for events in self._free:
             for event in events:
                 event.record(stream)
@@ -54,8 +52,7 @@ class EventPool:
         self._free.append(events)
 
     def _make(self) -> list[Event]:
-        last = self._size - 1
-        return [self._accelerator.event(blocking=self._blocking and k == last) for k in range(self._size)]
+        return [self._accelerator.event(blocking=self._blocking and k == _SIZE - 1) for k in range(_SIZE)]
 
 
 class Lane:
@@ -72,14 +69,14 @@ class Lane:
         self.reserved: Reserved | None = None
         self._events: dict[bool, EventPool] = {}
 
-    def events(self, *, size: int, ready: int, blocking: bool) -> EventPool:
-        """Sets of events, shared by successive engines; parameters as in :class:`EventPool`.
+    def events(self, *, blocking: bool) -> EventPool:
+        """Sets of events, shared by successive engines; ``blocking`` as in :class:`EventPool`.
 
         If each engine had its own, the garbage collector would free thousands, each with a driver call.
         """
         if blocking not in self._events:
             with self._accelerator.using(self.compute):
-                self._events[blocking] = EventPool(self._accelerator, self.compute, size, ready, blocking=blocking)
+                self._events[blocking] = EventPool(self._accelerator, self.compute, blocking=blocking)
         return self._events[blocking]
 
     def copies(self) -> tuple[Stream, Stream]:

@@ -203,11 +203,11 @@ def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
     served = Flown(40, speeds=Speeds(operator=0.0005))
     (instance,) = served.instances
     assert instance.lane is not None
-    pool = instance.lane.events(size=6, ready=1, blocking=False)
+    pool = instance.lane.events(blocking=False)
     flights = served.engine.workers[0].flights
     assert flights is not None and flights._events is pool
     assert len(pool._free) == 256, "what its last batches had is back, too"
-    assert instance.lane.events(size=6, ready=1, blocking=True) is not pool
+    assert instance.lane.events(blocking=True) is not pool
 
 
 def test_a_failed_device_is_reported_for_every_request() -> None:
