@@ -87,6 +87,4 @@ def _part(name: str, package: str, extra: str, gives: str) -> Finding:
         except metadata.PackageNotFoundError:
             version = ""
         return ok(id, f"{package}{version}")
-    return missing(
-        id, f"{package} is not installed", f"without it: no {gives}", f'pip install "latfix[{extra}]"'
-    )
+    return missing(id, f"{package} is not installed", f"without it: no {gives}", f'pip install "latfix[{extra}]"')

@@ -119,9 +119,7 @@ class GraphedModel(torch.nn.Module):
         except the batch must match exactly.
     """
 
-    def __init__(
-        self, original: torch.nn.Module, capture: Capture, tally: Tally, ragged: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, original: torch.nn.Module, capture: Capture, tally: Tally, ragged: Iterable[int] = ()) -> None:
         super().__init__()
         # In a tuple, so that it is no submodule: its layers must not be found and changed behind captured graphs.
         self._original = (original,)

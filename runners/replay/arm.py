@@ -172,7 +172,7 @@ class Arm:
 
     @contextmanager
     def _awake(self) -> Iterator[RunnerProcess]:
-        """The process, which runs inside the context; a failure there ends it, so that the next use starts another."""
+        """The process, which runs inside the context. A failure there ends it: the next use starts another."""
         process = self.running()
         process.resume()
         try:

@@ -32,7 +32,7 @@ def makeup(model: Any, adapter: Workload) -> dict[str, Any]:
     """What a model consists of; ``adapter`` loaded it. Runs nothing.
 
     :returns: ``kind``: torch ``modules`` in Python, or a graph of their operators. ``parameters``: total elements of
-        the parameters and buffers that torch holds. ``runtime`` of a model without any; empty for torch or if unknown.
+        the parameters and buffers that torch holds. ``runtime`` of a model without any; empty if torch or unknown.
         ``file``: name of the model file that is the workload; empty for an adapter. ``largest_batch``: maximum
         requests per call of the file; 0 for any number, and for an adapter.
     """

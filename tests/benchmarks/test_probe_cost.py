@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.profilers import probe_cost
-from latfix.runners.gpu import async_batches as flights
+from latfix.runners.gpu.worker_streams import READY
 from tests.runners.gpu.simulated import SimulatedEvent
 from tests.runners.gpu.test_async_batches import Flown
 
@@ -34,13 +34,13 @@ def test_without_probes_only_awaited_events_are_recorded(
     with_probes = Flown(24, overlap=overlap)
     assert with_probes.wrong() == [] and read
     # Each event is recorded once when it is made.
-    assert len(recorded) - 6 * flights.READY == (4 + 2 * overlap) * len(with_probes.batches)
+    assert len(recorded) - 6 * READY == (4 + 2 * overlap) * len(with_probes.batches)
     recorded.clear()
     read.clear()
     with probe_cost._without_probes(overlap=overlap):
         served = Flown(24, overlap=overlap)
     assert served.wrong() == [] and read == []
-    assert len(recorded) - least * flights.READY == least * len(served.batches)
+    assert len(recorded) - least * READY == least * len(served.batches)
     assert not served.batches["copy_in_ns"].any(), "nothing was read"
 
 

@@ -248,7 +248,7 @@ def test_events_are_reused_without_a_record_writer() -> None:
     served = Flown(300, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
     flights = served.engine.workers[0].flights
     assert flights is not None and flights.events_added == 0 and len(served.batches) == 300
-    assert 0 < flights.longest_read_ns
+    assert flights.longest_read_ns > 0
     assert (served.batches["device_ns"] > 0).all()
 
 
