@@ -140,11 +140,11 @@ def _events_of(waited: Collection[int]) -> Callable[..., EventPool]:
         def _make(self) -> list[Any]:
             return [event if k in waited else _NoEvent() for k, event in enumerate(super()._make())]
 
-    def events(lane: Lane, *, size: int, ready: int, blocking: bool) -> EventPool:
+    def events(lane: Lane, *, blocking: bool) -> EventPool:
         pools: dict[bool, EventPool] = vars(lane).setdefault("waited", {})
         if blocking not in pools:
             with lane._accelerator.using(lane.compute):
-                pools[blocking] = Waited(lane._accelerator, lane.compute, size, ready, blocking=blocking)
+                pools[blocking] = Waited(lane._accelerator, lane.compute, blocking=blocking)
         return pools[blocking]
 
     return events
