@@ -86,7 +86,7 @@ class Hung(RunnerError):
 def default_folder(workload: str, command: str) -> Path:
     """Create a new, empty folder for a run, under ``latfix-runs/`` in the working directory."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("latfix-runs") / f"{_plain(workload)}-{command}-{stamp}"
+    base = Path("latfix-runs") / f"{plain_name(workload, 'workload')}-{command}-{stamp}"
     path, k = base, 1
     try:
         base.parent.mkdir(exist_ok=True)
@@ -356,5 +356,6 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "workload"
+def plain_name(name: str, otherwise: str) -> str:
+    """A name as part of a folder's; ``otherwise`` if nothing is left of it."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or otherwise

@@ -111,11 +111,6 @@ class LoadedModels:
         }.values():
             accelerator.synchronize()
 
-    def replace_model(self, old: Any, new: Any) -> None:
-        for instance in self.instances:
-            if instance.model is old:
-                instance.model = new
-
 
 def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedModels:
     """Load the workload's model for each worker and apply precision, layout, compilation and pooling.
@@ -196,7 +191,10 @@ def convert_models(
             model, conversion = serve_file(instance.model, batches, settings, models.tally)
         else:
             model, conversion = convert(instance.model, batches, settings, sources, models.tally)
-        models.replace_model(instance.model, model)
+        original = instance.model
+        for each in models.instances:
+            if each.model is original:
+                each.model = model
         models.conversions.append(conversion.to_json())
     models.settle()
     models.outside.reset()

@@ -23,7 +23,7 @@ from latfix.runners.fixes.shared.device_memory_facts import by_device
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.optimize.screening_windows import LEAD_IN_S, SHORTEST_S, lead_in, slowest_stretch
 from latfix.runners.replay.arm import Arm, Watch, patience_s
-from latfix.runners.replay.run_session import Interrupted, new_folder
+from latfix.runners.replay.run_session import Interrupted, new_folder, plain_name
 from latfix.runners.side_by_side.ideas import Idea
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import slice_time
@@ -231,7 +231,7 @@ class SideBySide:
 
     def _measure(self, tried: _Tried, number: int) -> None:
         """One replay on a fresh process; the arm's first one is scored."""
-        folder = new_folder(self.out / f"{_plain(tried.idea.name)}-{number}")
+        folder = new_folder(self.out / f"{plain_name(tried.idea.name[:80], 'idea')}-{number}")
         try:
             if self._lead_in is not None:
                 earlier = folder.with_name(f"{folder.name}-lead-in")
@@ -342,7 +342,3 @@ class SideBySide:
         before, after = zip(*pairs, strict=True)
         scores = (self._base.score, tried.score)
         return compare_rounds(before, after, seed=self.options.seed, accuracy=scores)
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".-") or "idea"
