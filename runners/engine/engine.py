@@ -41,8 +41,6 @@ OnDone = Callable[[int, Outcome], None]
 
 #: How long idle threads get to end.
 _STOP_S = 5.0
-
-
 #: Longer limits count as none: 31 years, which fits nanoseconds in 64 bits.
 _LONGEST_MS = 1e12
 

@@ -31,8 +31,6 @@ FIX_VARIABLES = frozenset(
         *(name for allocator in ALLOCATORS for name in allocator.environment),
     }
 )
-
-
 #: The modules of the fixes, whose names follow from the fixes' ids.
 _FIXES = Path(__file__).parent.parent / "fixes"
 #: Fixes of earlier versions, whose plans are still read.

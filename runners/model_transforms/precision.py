@@ -270,8 +270,7 @@ def _bridge(module: torch.nn.Module, *, inner: torch.dtype, outer: torch.dtype) 
     def enter(_: Any, args: Any, kwargs: Any) -> Any:
         return cast_floats(args, inner), cast_floats(kwargs, inner)
 
-    def leave(_: Any, args: Any, output: Any) -> Any:
-        del args
+    def leave(_: Any, __: Any, output: Any) -> Any:
         return cast_floats(output, outer)
 
     module.register_forward_pre_hook(enter, with_kwargs=True)

@@ -39,8 +39,7 @@ def census(
     layouts: Counter[str] = Counter()
     exempt = kept_modules(instance.model, keep) if hooks else set()
 
-    def note(module: Any, inputs: Any, output: Any) -> None:
-        del inputs
+    def note(module: Any, _: Any, output: Any) -> None:
         modules[_kind(module)] += 1
         if id(module) in exempt:
             kept[_kind(module)] += 1
