@@ -13,7 +13,7 @@ import numpy as np
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import in_unit
-from latfix.profilers.attribution.ledger_parquet import CausesFile
+from latfix.profilers.attribution.ledger_parquet import causes_file
 from latfix.profilers.attribution.lost_requests import lost_requests
 from latfix.profilers.attribution.naming_rule import deserves_timeline, floors_ms, overhead_of, summarize_cause
 from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_ns
@@ -93,8 +93,8 @@ def diagnose(
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:
     """Write ``causes.parquet``: one row per nonzero ledger entry, by request id."""
-    with CausesFile(path) as file:
-        file.add(diagnosis.ledger)
+    with causes_file(path) as add:
+        add(diagnosis.ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Findings:
         losses = lost_requests(self.source, known.evidence, known.books, known.sample)
         lost = Loss.of(losses, meta.state)
         incident, at_ms = self._incident(), in_unit(self.seen.arrived_ns[q], 1e6)
-        verdict = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=incident is not None)
+        verdict, sentence = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=incident is not None)
         late = late_words(totals.lag.percentile(99) / 1e6, ok_ms["p50"])
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
@@ -140,8 +140,8 @@ class _Findings:
             latency_ms_ok=ok_ms,
             latency_ci95_ms=self._intervals_ms(latency_ms),
             stages_ms=self._stages_ms(),
-            verdict=verdict.word,
-            sentence=verdict.sentence,
+            verdict=verdict,
+            sentence=sentence,
             percentile=q,
             excess_ms=tail.excess_ms,
             reference_ms=self.baselines.reference_ns / 1e6,

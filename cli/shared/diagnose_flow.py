@@ -126,13 +126,13 @@ def diagnosed(
     :param folder: to write ``causes.parquet`` into; ``None`` for none.
     :raises InputError: it cannot be written there.
     """
-    from latfix.profilers.attribution.ledger_parquet import CausesFile
+    from latfix.profilers.attribution.ledger_parquet import causes_file
     from latfix.profilers.diagnose import diagnose
 
     if folder is None:
         return diagnose(record, percentile=percentile, seed=seed)
-    with writing_into(folder), CausesFile(folder / "causes.parquet") as file:
-        return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+    with writing_into(folder), causes_file(folder / "causes.parquet") as add:
+        return diagnose(record, percentile=percentile, seed=seed, sink=add)
 
 
 def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequence[RunRecord]) -> Diagnosis:

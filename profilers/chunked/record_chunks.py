@@ -1,7 +1,7 @@
 """Chunks of a large record: where it is cut, and the contents of a chunk.
 
 An empty queue has no memory, so a record is cut where the service was idle. A service that is never idle is cut
-anyway, and the backlog carries over (:mod:`chunked.backlog_carryover`).
+anyway, and the backlog carries over (:mod:`chunked.chunk_ledgers`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.profilers.causes.drift.growth import Growth
-from latfix.profilers.causes.drift.trend_tests import best_step, squares_left
+from latfix.profilers.causes.drift.trend_tests import best_step, quarters, squares_left
 from latfix.profilers.evidence.units import Evidence
 
 _POINTS = 48
@@ -82,7 +82,7 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
             continue
         known = following.get(cause)
         if known is None or rest < known.rest:
-            first, last = _quarters(values)
+            first, last = quarters(values)
             following[cause] = Companion(cause=cause, name=name, first=first, last=last, rest=rest)
     if _is_made_of(following.get("drift.memory"), following.get("drift.cache")):
         del following["drift.memory"]
@@ -149,11 +149,6 @@ def _so_far(moments_s: Floats, times: Floats) -> Floats:
     return np.searchsorted(np.sort(moments_s), times, side="right").astype(np.float64)
 
 
-def _quarters(values: Floats) -> tuple[float, float]:
-    quarter = max(len(values) // 4, 1)
-    return float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
-
-
 def _grew(values: Floats, *, ratio: float, amount: float) -> bool:
-    first, last = _quarters(values)
+    first, last = quarters(values)
     return last >= ratio * first and last - first >= amount

@@ -20,7 +20,8 @@ from latfix.profilers.causes.drift.trend_tests import (
     Slope,
     best_step,
     met_few,
-    rise_probability,
+    quarters,
+    rises,
     squares_left,
     theil_sen,
 )
@@ -35,10 +36,6 @@ _WINDOWS = (8, 48)
 _PER_WINDOW = 12
 _MOST_FITTED = 20_000
 _STRATA = 12
-_SIGNIFICANT = 0.05
-#: Share of the windows' squares that the level must explain; share of the rise that must remain at the end.
-_EXPLAINED = 0.6
-_LASTING = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +220,7 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
     level = np.interp(at_s, times, rising_level(_medians(beyond - offset[stratum], edges)))
     offset = _by_stratum(beyond - level, stratum, np.median)
     values = _medians(beyond - offset[stratum], edges)
-    if not _rises(values, least):
+    if least <= 0 or not rises(values, least):
         return None
     level = rising_level(values)
     step_s, start = None, float(level[0])
@@ -275,28 +272,10 @@ def _medians(values: Floats, edges: Ints) -> Floats:
     return np.array([float(np.median(values[a:b])) for a, b in pairwise(edges)])
 
 
-def _rises(values: Floats, least: float) -> bool:
-    """True if the windows rise materially and significantly, and stay up to the end."""
-    quarter = max(len(values) // 4, 1)
-    before, after = float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
-    if after - before <= max(least, 0.0) or least <= 0:
-        return False
-    spread = float(((values - values.mean()) ** 2).sum())
-    rest = float(((values - rising_level(values)) ** 2).sum())
-    if spread <= 0 or rest > (1 - _EXPLAINED) * spread:
-        return False
-    end = float(np.median(values[-max(len(values) // 8, 2) :]))
-    if end < before + _LASTING * (after - before):
-        return False
-    return rise_probability(values) <= _SIGNIFICANT
-
-
 def _growth(work: _Work, fit: _Fit) -> Growth:
     rise = fit.rise(work.at_s) * fit.scale(work.need)
     shown = np.minimum(rise, work.spent - fit.usual(work))
-    typical = fit.took
-    quarter = max(len(fit.values) // 4, 1)
-    took = (typical + float(np.mean(fit.values[:quarter])), typical + float(np.mean(fit.values[-quarter:])))
+    first, last = quarters(fit.values)
     return Growth(
         unit=work.unit,
         part=work.part,
@@ -305,6 +284,6 @@ def _growth(work: _Work, fit: _Fit) -> Growth:
         level=fit.level,
         step_s=fit.step_s,
         slope=theil_sen(fit.times_s, fit.values),
-        took=took,
+        took=(fit.took + first, fit.took + last),
         claim=np.where(work.measured, np.rint(np.clip(shown, 0, work.spent)), 0).astype(np.int64),
     )

@@ -16,7 +16,7 @@ from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_f
 from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
 from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
 from latfix.profilers.recordings.devices.step_ledger import Ledgers, StepLedger, price, shortest_of_ranks
-from latfix.profilers.recordings.devices.steps import Steps, find_steps
+from latfix.profilers.recordings.devices.steps import find_steps
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.results.diagnosis import Diagnosis, Source
 
@@ -51,14 +51,14 @@ def _diagnosis(
     kind: str, recorded: Recorded, traces: Sequence[tuple[Recorded, DeviceTrace]], options: ReadOptions
 ) -> Diagnosis:
     floors: Sequence[Ints | None] = shortest_of_ranks([trace for _, trace in traces]) or [None] * len(traces)
-    made: list[tuple[Ledgers, list[StepLedger], Steps]] = []
+    made: list[tuple[Ledgers, list[StepLedger], str]] = []
     for (file, trace), floor in zip(traces, floors, strict=True):
-        result = find_steps(trace, options.step, file.path)
+        steps, chosen_by = find_steps(trace, options.step, file.path)
         ledgers = Ledgers(trace, floor)
-        made.append((ledgers, [ledgers.of(step) for step in result.steps], result))
+        made.append((ledgers, [ledgers.of(step) for step in steps], chosen_by))
     figures = [each for ledgers, steps, _ in made for each in _figures(ledgers, steps)]
     all_steps = [step for _, steps, _ in made for step in steps]
-    first, chosen = traces[0][1], made[0][2]
+    first = traces[0][1]
     read: Counter[str] = Counter()
     for _, trace in traces:
         read.update({name: value for name, value in trace.counts().items() if isinstance(value, int)})
@@ -70,7 +70,7 @@ def _diagnosis(
             kind=kind,
             path=str(recorded.path),
             unit="step",
-            read={"steps are": chosen.chosen_by, **({"files": len(traces)} if len(traces) > 1 else {}), **read},
+            read={"steps are": made[0][2], **({"files": len(traces)} if len(traces) > 1 else {}), **read},
         ),
         percentile=options.percentile,
         seed=options.seed,
@@ -115,10 +115,10 @@ def _evidence(steps: Sequence[StepLedger]) -> dict[str, str]:
     return result
 
 
-def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], result: Steps) -> Iterator[str]:
+def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], chosen_by: str) -> Iterator[str]:
     trace, facts = ledgers.trace, ledgers.facts
     if len(steps) == 1:
-        yield f"The recording holds one step ({result.chosen_by}), without another to compare it with."
+        yield f"The recording holds one step ({chosen_by}), without another to compare it with."
     kinds = trace.host.kind
     graphs = int((kinds == Host.GRAPH_LAUNCH).sum())
     if graphs:
@@ -147,7 +147,7 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], result: Steps) -> Iter
         yield "The recording shows no activity of a device: the causes of the host's waits are unknown."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]
     others = [name for name in others if name not in {each.step.name for each in steps}][:3]
-    if others and not result.chosen_by.startswith("--step"):
+    if others and not chosen_by.startswith("--step"):
         listed = ", ".join(shown(clipped(name, 40)) for name in others)
         yield f"To use other ranges of the recording as steps, pass --step REGEX: {listed}."
     yield from trace.notes

@@ -142,14 +142,6 @@ class DeviceTrace:
     read: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def begin_ns(self) -> int:
-        return min(int(table.start[0]) for table in (self.host, self.device, self.ranges) if len(table))
-
-    @property
-    def end_ns(self) -> int:
-        return max(int(table.end.max()) for table in (self.host, self.device, self.ranges) if len(table))
-
-    @property
     def lacks_kernels(self) -> bool:
         """True if kernels were launched but none was recorded: the device's waits are unknown."""
         launched = np.isin(self.host.kind, (Host.LAUNCH, Host.GRAPH_LAUNCH)).any()

@@ -15,7 +15,7 @@ from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Ho
 from latfix.profilers.recordings.devices.call_facts import CallFacts
 from latfix.profilers.recordings.devices.critical_path import CriticalPaths, Piece
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
-from latfix.profilers.recordings.devices.host_timeline import HostTimelines, stretches
+from latfix.profilers.recordings.devices.host_timeline import host_timelines, stretches
 from latfix.profilers.recordings.devices.steps import Step
 
 RANK_WAIT = "gpu.rank_wait"
@@ -78,7 +78,7 @@ class Ledgers:
 
     def __init__(self, trace: DeviceTrace, floors: Ints | None = None) -> None:
         self.trace, self.facts = trace, CallFacts(trace)
-        self._timelines = HostTimelines(trace)
+        self._timelines = host_timelines(trace)
         self._paths = CriticalPaths(trace, self.facts, self._timelines)
         self._floors = shortest(trace) if floors is None else floors
         self._labels = [_label(name) for name in trace.names]
@@ -140,7 +140,7 @@ class Ledgers:
 
     def _stages(self, step: Step) -> Counter[str]:
         result: Counter[str] = Counter()
-        for start, end, row in stretches(self._timelines.of(step.thread), step.start, step.end):
+        for start, end, row in stretches(self._timelines(step.thread), step.start, step.end):
             if row == NOTHING:
                 result[STAGES[Host.CODE]] += end - start
             elif self.facts.blocked[row]:

@@ -7,25 +7,26 @@ the columns themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.cause_catalogue import UNEXPLAINED
+from latfix.cause_catalogue import UNEXPLAINED, KnownCause
 from latfix.formatting import LATENCY_KEYS, counted, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.attribution.verdict import describe_part
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
-from latfix.profilers.recordings.requests.accounts import Accounts
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
 from latfix.statistics.quantile_sketch import Distribution
 
+#: Minimum share of the tail's excess for naming a cause: one that stands out, and one that any service may show.
+MATERIAL, DOMINANT = 0.05, 0.25
 #: Requests per slice of the ledger, and the largest recording of which every entry is kept.
 _STRETCH, _KEPT = 250_000, 200_000
 #: Most blocks to resample, replicates, and requests from which the block length is estimated.
@@ -44,6 +45,39 @@ _HARDLY_ABOVE, _MOSTLY_WAITING = 0.15, 2.0
 #: Recordings with fewer requests get a warning.
 _FEW = 100
 _SLOWEST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """The ledger of a recording: requests that ended ok, in order of arrival. Times in nanoseconds.
+
+    :param arrival_ns: ``(n,)``; ``latency_ns`` likewise.
+    :param reference_ns: the latency of a quiet, typical request.
+    :param causes: ``K`` causes, ``unexplained`` last.
+    :param entries: own and propagated parts ``(K, m)`` of a slice of requests; with the reference they sum to the
+        latency exactly.
+    :param evidence: by cause, one sentence with the figures.
+    :param nameable: causes that may be named, with the minimum share of the tail's excess; others are only listed.
+    :param floors_ms: by cause, the milliseconds that chance alone produces.
+    :param stages: measured parts of latencies, each ``(n,)``, -1 if unknown.
+    :param timed: False if only the order of arrivals is known.
+    :param unread: a note on unread columns, shown if much is unexplained.
+    """
+
+    arrival_ns: Ints
+    latency_ns: Ints
+    reference_ns: int
+    causes: tuple[KnownCause, ...]
+    entries: Callable[[slice], tuple[Ints, Ints]]
+    evidence: Mapping[str, str]
+    nameable: Mapping[str, float]
+    floors_ms: Mapping[str, float] = field(default_factory=dict)
+    stages: Mapping[str, Ints] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[str, ...] = ()
+    timed: bool = True
+    notes: tuple[str, ...] = ()
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

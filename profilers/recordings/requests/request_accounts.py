@@ -22,12 +22,12 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import counted, from_ns, rate, share, shown
 from latfix.profilers.attribution.wait_attribution import grew_for_good
-from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
+from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rises, squares_left
 from latfix.profilers.evidence.predictive_features import numeric, predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
-from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
+from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
@@ -52,9 +52,8 @@ _SAMPLE, _ROUTES = 100_000, 24
 #: neighbors, and if a random order has so many that cost nearly as much with at most this probability. Short logs are
 #: put in so many orders.
 _TOGETHER, _SHUFFLED, _NEIGHBORS, _CHANCE, _MOST_TIMES, _FEWER_TIMES = 2.0, 200_000, 32, 0.01, 50, 8
-#: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
-#: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
-_WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
+#: Drift: windows and their least requests; the least rise as a share of a typical service.
+_WINDOWS, _PER_WINDOW, _RISE = 24, 12, 0.1
 #: Arrivals at most this share above capacity are as many as can be served.
 _SAME_RATE = 0.02
 #: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
@@ -430,16 +429,9 @@ class _Ledger:
         edges = np.linspace(0, len(beyond), count + 1).astype(np.int64)
         values = np.array([float(np.median(beyond[a:b])) for a, b in pairwise(edges)])
         times = np.array([float(at[a:b].mean()) for a, b in pairwise(edges)])
-        quarter = max(count // 4, 1)
-        before, after = float(values[:quarter].mean()), float(values[-quarter:].mean())
+        if not rises(values, _RISE * self.typical):
+            return
         level = rising_level(values)
-        spread = float(((values - values.mean()) ** 2).sum())
-        rest = float(((values - level) ** 2).sum())
-        stays = float(np.median(values[-max(count // 8, 2) :])) >= before + _LASTING * (after - before)
-        if after - before <= _RISE * self.typical or rest > (1 - _EXPLAINED) * spread or not stays:
-            return
-        if rise_probability(values) > _SURE:
-            return
         self.drift = _Drift(at_ns=times, level=level - level[0], step_ns=None)
         place, residual = best_step(values)
         if residual < 0.5 * squares_left(values, times):

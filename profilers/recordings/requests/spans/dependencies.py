@@ -20,7 +20,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
-from latfix.profilers.recordings.requests.accounts import DOMINANT, MATERIAL, Accounts
+from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
 from latfix.profilers.recordings.requests.spans.span_table import OwnTimes, SpanTable, groups_of, own_times
 

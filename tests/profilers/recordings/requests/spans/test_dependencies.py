@@ -12,8 +12,7 @@ from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.findings import RecordingFacts, diagnose_accounts
 from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
-from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable, own_times
+from latfix.profilers.recordings.requests.spans.span_table import SpanRows, SpanTable, own_times
 from latfix.results.diagnosis import Diagnosis, Source
 from tests.profilers.recordings.devices.test_device_reader import REAL, real
 
