@@ -25,7 +25,7 @@ from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_wa
 from latfix.profilers.evidence.outside.outside_view import as_served, presence, process_of, stage_values
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, THROTTLED, Counter, ServiceProcess
-from latfix.profilers.evidence.outside.shared_cores import SharedCores, Waits, find_shared_cores, nothing_shared
+from latfix.profilers.evidence.outside.shared_cores import SharedCores, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,
     find_standstills,
@@ -51,13 +51,13 @@ _STILL_NS = 1_000_000
 _LATFIX = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """One kind of unit, a row per request or batch. All times in nanoseconds.
 
     :param cpu: on-CPU; ``runq`` runnable without a core; ``blocked`` the rest of the wall time.
-    :param expected_cpu: on-CPU time that the inputs need.
     :param thread: number of the worker or prepare thread; -1 for none.
+    :param expected_cpu: on-CPU time that the inputs need; empty until it is known.
     """
 
     start: Ints
@@ -67,8 +67,8 @@ class Unit:
     blocked: Ints
     minflt: Ints
     majflt: Ints
-    expected_cpu: Ints
     thread: Ints
+    expected_cpu: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def wall(self) -> Ints:
@@ -227,8 +227,8 @@ class Evidence:
         unit = self.units[name]
         return self.paged_in(name) + Counter.of(self.samples, THROTTLED).grown(unit.start, unit.end)
 
-    def waits_for_others(self, name: str) -> Waits:
-        """Waits in each unit for other requests in the process of a service behind an address."""
+    def waits_for_others(self, name: str) -> tuple[Ints, Ints, Ints]:
+        """:meth:`SharedCores.waits` in each unit of a service behind an address."""
         unit = self.units[name]
         request = self.head if name in BATCH_UNITS else np.arange(len(unit.start))
         return self.shared.waits(request, unit.start, unit.end, unit.runq)
@@ -479,21 +479,6 @@ def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints) -> tuple[Ints, Ints
     return on, delayed, wall - delayed - on
 
 
-def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[Ints, Ints], thread: Ints) -> Unit:
-    cpu, runq, blocked = parts
-    return Unit(
-        start=start,
-        end=end,
-        cpu=cpu,
-        runq=runq,
-        blocked=blocked,
-        minflt=faults[0],
-        majflt=faults[1],
-        expected_cpu=np.zeros(len(start), np.int64),
-        thread=thread,
-    )
-
-
 def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup) -> dict[str, Unit]:
     handed = rows["arrival_ns"] + rows["dispatch_ns"]
     end = handed + rows["prepare_ns"]
@@ -508,12 +493,12 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup
     intake = _split(until, zero, rows["intake_runq_ns"])
     no_thread = np.full(len(handed), -1, np.int64)
     return {
-        "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), no_thread),
-        "intake": _unit(handed, handed + until, intake, (zero, zero), no_thread),
-        "prepare": _unit(
-            end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
+        "dispatch": Unit(rows["arrival_ns"], handed, zero, zero, lag, zero, zero, no_thread),
+        "intake": Unit(handed, handed + until, *intake, zero, zero, no_thread),
+        "prepare": Unit(
+            end - sum(prepare), end, *prepare, rows["prepare_minflt"], rows["prepare_majflt"], rows["prepare_thread"]
         ),
-        "finish": _unit(finished - own, finished, finish, (rows["finish_minflt"], rows["finish_majflt"]), worker),
+        "finish": Unit(finished - own, finished, *finish, rows["finish_minflt"], rows["finish_majflt"], worker),
     }
 
 
@@ -528,14 +513,14 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
         compute = _split_on_device(batches, setup)
     elif setup.pooled:
         compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq)
-    none, worker = (zero, zero), batches["worker"] // setup.places
+    worker = batches["worker"] // setup.places
     return {
-        "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
-        "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),
+        "lag": Unit(close - lag, close, zero, zero, lag, zero, zero, worker),
+        "collate": Unit(close, collated, *collate, batches["collate_minflt"], batches["collate_majflt"], worker),
         # Copies have no account: their wall time counts as work.
-        "h2d": _unit(collated, begin, (np.maximum(begin - collated, 0), zero, zero), none, worker),
-        "compute": _unit(begin, end, compute, (batches["compute_minflt"], batches["compute_majflt"]), worker),
-        "d2h": _unit(end, out, (np.maximum(out - end, 0), zero, zero), none, worker),
+        "h2d": Unit(collated, begin, np.maximum(begin - collated, 0), zero, zero, zero, zero, worker),
+        "compute": Unit(begin, end, *compute, batches["compute_minflt"], batches["compute_majflt"], worker),
+        "d2h": Unit(end, out, np.maximum(out - end, 0), zero, zero, zero, zero, worker),
     }
 
 

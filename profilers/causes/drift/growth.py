@@ -183,7 +183,7 @@ def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:
 
 def _spent(evidence: Evidence, left: Left | None, name: str, *, cpu: bool) -> Ints:
     if left is not None:
-        return left.cpu(name) if cpu else left.blocked(name)
+        return left.cpu[name] if cpu else left.blocked[name]
     unit = evidence.units[name]
     if not cpu:
         return unit.blocked

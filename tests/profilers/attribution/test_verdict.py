@@ -51,7 +51,9 @@ def tail(excess_ms: float, mean_ms: float) -> Tail:
 
 
 def test_most_of_the_excess_is_mentioned_where_it_is_too_uncertain_to_name() -> None:
-    verdict, sentence = judge((cause("batching.padding", 440.0, 444.0),), tail(444.0, 454.0), {"p50": 10.0}, 99.0, 454.0)
+    verdict, sentence = judge(
+        (cause("batching.padding", 440.0, 444.0),), tail(444.0, 454.0), {"p50": 10.0}, 99.0, 454.0
+    )
     assert verdict == "inconclusive"
     assert "440 ms of the 444 ms" in sentence and "its interval, 352 ms to 528 ms, is too wide" in sentence
 
@@ -88,7 +90,9 @@ def test_noise_is_by_a_little_in_many_requests_only_where_it_is() -> None:
 @pytest.mark.parametrize("share", [0.4, -0.4, -1.59])
 def test_a_quarter_unexplained_is_inconclusive_with_either_sign(share: float) -> None:
     top = cause("batching.padding", (1 - share) * 50.0, 50.0, named=True)
-    verdict, sentence = judge((top, cause("unexplained", share * 50.0, 50.0)), tail(50.0, 60.0), {"p50": 10.0}, 99.0, 60.0)
+    verdict, sentence = judge(
+        (top, cause("unexplained", share * 50.0, 50.0)), tail(50.0, 60.0), {"p50": 10.0}, 99.0, 60.0
+    )
     assert verdict == "inconclusive"
     assert ("the causes claim" in sentence) == (share < 0)
 
