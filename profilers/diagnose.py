@@ -232,12 +232,12 @@ class _Findings:
             reference = {stage: quiet_median(evidence.stage_ns(stage), evidence.quiet) for stage in totals.stages}
         stages = {
             stage: {
-                "mean": known.taken.total / max(totals.requests, 1) / 1e6,
-                **_percentiles_ms(known.taken, 50, 99),
+                "mean": taken.total / max(totals.requests, 1) / 1e6,
+                **_percentiles_ms(taken, 50, 99),
                 "reference": reference.get(stage, 0) / 1e6,
-                "tail": known.tail_ns / max(totals.tail, 1) / 1e6,
+                "tail": totals.tail_stages_ns[stage] / max(totals.tail, 1) / 1e6,
             }
-            for stage, known in totals.stages.items()
+            for stage, taken in totals.stages.items()
         }
         if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:  # the queue is not visible
             stages["queue"] = dict.fromkeys(stages["queue"], math.nan)

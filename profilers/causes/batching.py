@@ -18,10 +18,6 @@ from latfix.profilers.evidence.units import Evidence, spread
 from latfix.queueing.length_buckets import padding_share
 
 
-def _window_claim(evidence: Evidence, _left: Left) -> Claim:
-    return Claim(own={"window": evidence.window}, usual={"window": 0})
-
-
 def _window_sentence(evidence: Evidence, figures: TailFigures) -> str:
     waited = evidence.window[evidence.ok]
     return (
@@ -100,7 +96,7 @@ def _padding_sentence(evidence: Evidence, figures: TailFigures) -> str:
 WINDOW = Cause(
     id="batching.window",
     fixes=("batch.window", "batch.adaptive", "batch.continuous"),
-    claim=_window_claim,
+    claim=lambda evidence, _left: Claim(own={"window": evidence.window}, usual={"window": 0}),
     sentence=_window_sentence,
 )
 SIZE = Cause(

@@ -95,14 +95,6 @@ def _bands_of(latency: LogHistogram, percentile: float, at_ns: float) -> Floats:
 
 
 @dataclass(slots=True)
-class StageTotals:
-    """One stage of the measured ``ok`` requests, nanoseconds."""
-
-    taken: Distribution
-    tail_ns: int = 0
-
-
-@dataclass(slots=True)
 class Arrivals:
     """Number of requests sent, warm-up included, and the times of the first and the last, nanoseconds."""
 
@@ -125,7 +117,7 @@ class Arrivals:
 class RunTotals:
     """The sums. Row ``k`` of an array belongs to ``CAUSES[k]``; times in nanoseconds.
 
-    :ivar tail: number of requests at or above the tail's percentile.
+    :ivar tail: number of requests at or above the tail's percentile; ``tail_stages_ns`` their time by stage.
     :ivar without: predicted latencies without each set of causes of ``removals``.
     :ivar another_worker: predicted latencies with one more worker; ``None`` unless slow requests mostly wait for a
         worker and the queue can be replayed.
@@ -151,7 +143,8 @@ class RunTotals:
         self.workers = WorkerTally(baselines.sample.meta, self.tail_ns, exact=exact)
         self.latency, self.lag = (Distribution(exact=exact) for _ in range(2))
         stages = OUTSIDE_STAGES if baselines.evidence.setup.outside else STAGES
-        self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in stages}
+        self.stages = {stage: Distribution(exact=exact) for stage in stages}
+        self.tail_stages_ns = dict.fromkeys(stages, 0)
         self.handed = Arrivals()
         self.throughput = Throughput()
         self.statuses = np.zeros(len(STATUS_NAMES), np.int64)
@@ -234,10 +227,10 @@ class RunTotals:
         self.quiet += int(np.count_nonzero(evidence.quiet))
         self.closure_ns += int(chunk.closure_ns[tail].sum())
         self.lock_closure_ns += int(chunk.books.lock_closure_ns[tail].sum())
-        for stage, totals in self.stages.items():
+        for stage, taken in self.stages.items():
             values = evidence.stage_ns(stage)[evidence.ok]
-            totals.taken.add(values)
-            totals.tail_ns += int(values[tail].sum())
+            taken.add(values)
+            self.tail_stages_ns[stage] += int(values[tail].sum())
 
     def _predict(self, chunk: ChunkLedger) -> None:
         """Add the predicted latencies without each set of causes."""

@@ -7,7 +7,7 @@ biweight, and each block of time is predicted by a fit that did not see it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,8 +81,8 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     n = len(time_ns)
     fold = _folds(n)
     rows = np.flatnonzero(usable)
-    typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
     constant = _constant(design, time_ns, rows, fold)
+    typical = constant.typical
     fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
     # All in one fold: the service answered only for a small part of the run.
     if len(rows) < MIN_SAMPLES or typical <= 0 or not np.ptp(fold[fitted]):
@@ -101,15 +101,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     r2 = 1.0 - float((weight * residual**2).sum()) / spread if spread > 0 else 0.0
     if r2 < (MIN_R2 if len(rows) >= _MANY else _FEW_R2):
         return constant
-    return WorkModel(
-        coefficients=coefficients,
-        fold=fold,
-        accepted=True,
-        r2=r2,
-        residual_mad=_mad(residual),
-        typical=typical,
-        samples=len(rows),
-    )
+    return replace(constant, coefficients=coefficients, accepted=True, r2=r2, residual_mad=_mad(residual))
 
 
 def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:

@@ -49,20 +49,10 @@ class Companion:
         return f"{self.name} grew from {self.first:,.0f} to {self.last:,.0f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The kind of a drift.
+def origin_of(evidence: Evidence, growths: list[Growth]) -> tuple[str, tuple[Companion, ...]]:
+    """The drift's cause, and the series that the growth follows, the best first.
 
-    :param cause: its id; ``drift.unknown`` if no series fits, or several fit equally well.
-    :param companions: the series that it follows, the best first.
-    """
-
-    cause: str
-    companions: tuple[Companion, ...]
-
-
-def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
-    """The series that the growth follows.
+    ``drift.unknown`` if no series fits, or several fit equally well.
 
     A series must have grown materially and explain, by a straight line, nearly all that a straight line in time or
     one step explains. A level that never falls is no measure, because it follows the noise of a weak drift as well.
@@ -89,8 +79,8 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
     ordered = tuple(sorted(following.values(), key=lambda companion: companion.rest))
     decided = len(ordered) == 1 or (len(ordered) > 1 and ordered[0].rest <= _PREFERRED * ordered[1].rest)
     if decided:
-        return Origin(cause=ordered[0].cause, companions=ordered[:1])
-    return Origin(cause="drift.unknown", companions=ordered)
+        return ordered[0].cause, ordered[:1]
+    return "drift.unknown", ordered
 
 
 def _is_made_of(memory: Companion | None, objects: Companion | None) -> bool:
