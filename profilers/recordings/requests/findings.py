@@ -19,6 +19,7 @@ from latfix.formatting import LATENCY_KEYS, counted, milliseconds, percentile_la
 from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.attribution.verdict import describe_part
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
+from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.censored import Outcomes
@@ -80,22 +81,6 @@ class Accounts:
     unread: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingFacts:
-    """The inputs of a diagnosis besides its ledger.
-
-    :param statuses: requests by status; ``None`` if it is not recorded.
-    :param offered_ns: ``(m,)`` arrivals of all requests, of any status.
-    :param outcomes: of all requests that arrived, if some did not end ok.
-    """
-
-    source: Source
-    statuses: Mapping[str, int | None]
-    offered_ns: Ints
-    workload: str
-    outcomes: Outcomes | None = None
-
-
 class _Sums:
     """Sums over the tail, by block of neighbors: ``(blocks,)``, and ``(K, blocks)`` for own and propagated.
 
@@ -148,11 +133,27 @@ def default_percentile(requests: int) -> float:
     return next((q for q in (99.0, 95.0) if requests * (1 - q / 100) >= _IN_TAIL), 90.0)
 
 
-def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: float | None, seed: int) -> Diagnosis:
+def diagnose_accounts(
+    accounts: Accounts,
+    options: ReadOptions,
+    *,
+    source: Source,
+    statuses: Mapping[str, int | None],
+    offered_ns: Ints,
+    workload: str,
+    outcomes: Outcomes | None = None,
+) -> Diagnosis:
+    """The diagnosis of a ledger.
+
+    :param statuses: requests by status; ``None`` if it is not recorded.
+    :param offered_ns: ``(m,)`` arrivals of all requests, of any status.
+    :param outcomes: of all requests that arrived, if some did not end ok.
+    """
+    percentile, seed = options.percentile, options.seed
     latency, n = accounts.latency_ns, len(accounts.latency_ns)
     q = default_percentile(n) if percentile is None else percentile
     threshold = percentile_ns(latency, q) if n else 0.0
-    sums = _Sums(accounts, recorded.offered_ns, threshold)
+    sums = _Sums(accounts, offered_ns, threshold)
     inside = max(int(sums.requests.sum()), 1)
     own, propagated = sums.own.sum(axis=1) / inside / 1e6, sums.propagated.sum(axis=1) / inside / 1e6
     excess_ms = (float(sums.latency.sum()) / inside - accounts.reference_ns) / 1e6 if n else math.nan
@@ -163,17 +164,17 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
     ci95 = fast * reaching((own + propagated) / fast, ends / fast, inside)
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
     unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
-    name = percentile_label(q) + (" of the requests that ended ok" if recorded.outcomes is not None else "")
+    name = percentile_label(q) + (" of the requests that ended ok" if outcomes is not None else "")
     verdict, sentence = _verdict(accounts, causes, name, threshold / 1e6, excess_ms, latency_ms["p50"], unexplained)
-    if recorded.outcomes is not None and (lost := _losing(recorded.outcomes, q)):
+    if outcomes is not None and (lost := _losing(outcomes, q)):
         verdict, sentence = "losing", f"{lost} {sentence}"
     listed = {each.cause for each in causes}
     shown = {cause.id: k for k, cause in enumerate(accounts.causes) if cause.id in listed}
     return Diagnosis(
-        workload=recorded.workload,
+        workload=workload,
         device="",
-        requests=recorded.statuses,
-        latency_ms=latency_ms if recorded.outcomes is None else recorded.outcomes.summary_ms(),
+        requests=statuses,
+        latency_ms=latency_ms if outcomes is None else outcomes.summary_ms(),
         latency_ms_ok=latency_ms,
         latency_ci95_ms=summary_intervals_ms(latency, seed=seed) if 0 < n <= _KEPT else {},
         stages_ms=_stages_ms(accounts, latency >= threshold),
@@ -191,7 +192,7 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
         windows=sums.windows.windows(shown) if n and accounts.timed else (),
         learned_from=n,
         seen=tuple(cause.id for cause in accounts.causes),
-        source=recorded.source,
+        source=source,
         slowest=tuple(_slowest(accounts)),
         ledger=_ledger(accounts),
     )
