@@ -219,10 +219,9 @@ class _Findings:
 
     def _floors_ms(self, p50_ms: float) -> dict[str, float]:
         """By cause, the milliseconds that its interval must exceed for the cause to be named."""
-        books, handed = self.baselines.books, self.totals.handed
-        chance = chance_wait_ns(
-            books.line, self.percentile, arrivals=handed.count, span_ns=handed.span_ns, seed=self.seed
-        )
+        books, sent = self.baselines.books, self.totals.sent
+        span_ns = float(self.totals.sent_last_ns - self.totals.sent_first_ns)
+        chance = chance_wait_ns(books.line, self.percentile, arrivals=sent, span_ns=span_ns, seed=self.seed)
         floors = floors_ms(p50_ms, self.tail.excess_ms, chance)
         return above_noise(floors, self.tail, self.percentile, books)
 
