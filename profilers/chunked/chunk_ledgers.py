@@ -51,17 +51,16 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baselines:
-    """The norms of a run.
+    """What the chunks of a run are compared with.
 
     :param sample: the record they were learned from: joined stretches of the run, or all of it.
-    :param evidence: of the sample, for the causes' sentences.
+    :param evidence: of the sample, for the causes' sentences and for the run's norms.
     :param books: of the sample; their reference is the run's.
     :param ranking: causes of the sample's tail, the largest first.
     """
 
     sample: RunRecord
     evidence: Evidence
-    norms: Norms
     books: LedgerContext
     ranking: tuple[str, ...]
 
@@ -98,8 +97,7 @@ class ChunkLedger:
 
 def learn_all(record: RunRecord, percentile: float) -> Baselines:
     """Baselines of a run that is laid out at once."""
-    norms = Norms()
-    return _learned(record, gather(record, norms), norms, percentile)
+    return _learned(record, gather(record), percentile)
 
 
 def learn(source: RecordSource, chunks: Sequence[Chunk], percentile: float, scale: Scale) -> Baselines:
@@ -117,10 +115,10 @@ def learn(source: RecordSource, chunks: Sequence[Chunk], percentile: float, scal
         kind: replace(known, count=totals.get(kind, (0, 0))[0], longest_ns=totals.get(kind, (0, 0))[1])
         for kind, known in evidence.pauses.items()
     }
-    return _learned(sample, replace(evidence, pauses=pauses), norms, percentile)
+    return _learned(sample, replace(evidence, pauses=pauses), percentile)
 
 
-def _learned(sample: RunRecord, evidence: Evidence, norms: Norms, percentile: float) -> Baselines:
+def _learned(sample: RunRecord, evidence: Evidence, percentile: float) -> Baselines:
     books = make_books(evidence)
     books = replace(books, ledger=replace(books.ledger, ids=_ids(sample, books.ledger)))
     ledger = books.ledger
@@ -130,7 +128,6 @@ def _learned(sample: RunRecord, evidence: Evidence, norms: Norms, percentile: fl
     return Baselines(
         sample=sample,
         evidence=evidence,
-        norms=norms,
         books=books,
         ranking=tuple(ledger.causes[k] for k in order if total[k] > 0 and k < len(CAUSES) - 1),
     )
@@ -154,7 +151,7 @@ def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Base
     shares = np.zeros(len(CAUSES))
     for chunk in chunks:
         record = source.stretch(chunk.first, chunk.last)
-        evidence = _own_folds(gather(record, baselines.norms.copied()))
+        evidence = _own_folds(gather(record, baselines.evidence.norms.copied()))
         books = make_books(evidence)
         ledger = rebased(replace(books.ledger, ids=_ids(record, books.ledger)), baselines.reference_ns)
         early = before_first_idle(chunk, record)[evidence.ok]
