@@ -269,7 +269,7 @@ class _Findings:
             "quiet_requests": totals.quiet,
             "queue_closure_ms": totals.closure_ns / max(totals.tail, 1) / 1e6,
             "lock_closure_ms": totals.lock_closure_ns / max(totals.tail, 1) / 1e6,
-            "models": evidence.expected.quality(),
+            "models": {unit: model.quality() for unit, model in evidence.expected.models.items()},
             "whatif": tuple(
                 WhatIf(without=removed, **_percentiles_ms(latencies, 50, 95, 99))
                 for removed, latencies in zip(totals.removals, totals.without, strict=True)

@@ -151,7 +151,7 @@ def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Base
     shares = np.zeros(len(CAUSES))
     for chunk in chunks:
         record = source.stretch(chunk.first, chunk.last)
-        evidence = _own_folds(gather(record, baselines.evidence.norms.copied()))
+        evidence = gather(record, baselines.evidence.norms.copied())
         books = make_books(evidence)
         ledger = rebased(replace(books.ledger, ids=_ids(record, books.ledger)), baselines.reference_ns)
         early = before_first_idle(chunk, record)[evidence.ok]
@@ -170,15 +170,6 @@ def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Base
 
 def _ids(record: RunRecord, ledger: Ledger) -> tuple[str, ...]:
     return tuple(record.traffic.ids[k] for k in (ledger.request - record.first_index).tolist())
-
-
-def _own_folds(evidence: Evidence) -> Evidence:
-    """The evidence with the models' folds for the chunk's units."""
-    counts = {"prepare": len(evidence.ok), "finish": len(evidence.ok), "compute": len(evidence.batches["size"])}
-    models = {
-        unit: replace(model, fold=model.folds_of(counts[unit])) for unit, model in evidence.expected.models.items()
-    }
-    return replace(evidence, expected=replace(evidence.expected, models=models))
 
 
 def wait_shares(ledger: Ledger) -> Floats:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.run_baselines import Norms
-from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
+from latfix.profilers.evidence.work_model import WorkModel, fit_work_model, folds_of
 from latfix.queueing.length_buckets import padded_elements
 
 
@@ -74,18 +74,6 @@ class ExpectedWork:
     unpadded_of: Floats
     padded_of: Floats
 
-    def quality(self) -> dict[str, Any]:
-        """The quality of each model, for ``diagnosis.json``."""
-        return {
-            unit: {
-                "accepted": model.accepted,
-                "r2": round(model.r2, 4),
-                "residual_mad_ms": model.residual_mad / 1e6,
-                "samples": model.samples,
-            }
-            for unit, model in self.models.items()
-        }
-
 
 def expect_work(
     members: Members,
@@ -102,7 +90,6 @@ def expect_work(
     """
     designs, real = work_designs(members, batches, norms)
     padded = designs["compute"]
-    fitted_here = "models" not in norms
     models = norms.of(
         "models",
         lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
@@ -111,20 +98,17 @@ def expect_work(
     one, attributes = np.ones(len(members.attributes)), members.attributes
     by_itself = _batch_design(one, attributes[:, 0], attributes[:, 0], attributes[:, 1] ** 2, attributes, attributes)
     typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
-    if fitted_here:  # each row by the fit that did not see it
-        folds = {unit: models[unit].fold for unit in designs}
-    else:
-        folds = {unit: models[unit].folds_of(len(design)) for unit, design in designs.items()}
+    folds = folds_of(len(padded))
     fold = np.zeros(len(members.attributes), np.int64)
-    fold[members.order] = np.repeat(folds["compute"], members.count)
-    own = {unit: _ints(models[unit].predict(designs[unit], folds[unit])) for unit in ("prepare", "finish")}
+    fold[members.order] = np.repeat(folds, members.count)
+    own = {unit: _ints(models[unit].predict(designs[unit], folds_of(len(one)))) for unit in ("prepare", "finish")}
     alone = model.predict(by_itself, fold)
     return ExpectedWork(
         prepare=own["prepare"],
         finish=own["finish"],
         alone=_ints(alone),
-        unpadded=_ints(model.predict(real, folds["compute"])),
-        padded=_ints(model.predict(padded, folds["compute"])),
+        unpadded=_ints(model.predict(real, folds)),
+        padded=_ints(model.predict(padded, folds)),
         typical=_ints(model.predict_mean(typical)),
         models=models,
         alone_of=model.predict_each(by_itself),

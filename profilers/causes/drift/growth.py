@@ -27,6 +27,7 @@ from latfix.profilers.causes.drift.trend_tests import (
 )
 from latfix.profilers.evidence.outside.outside_view import presence
 from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import folds_of
 from latfix.statistics.change_points import rising_level
 
 #: Least rise, as a share of a typical service time.
@@ -145,11 +146,11 @@ def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
     elements = batches["size"] * np.maximum(batches["padded_elements"], batches["real_elements"])
     sizes = elements if batched else rows["input_elements"]
     need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}[name]
-    model = expected.models[name]
     known = np.zeros(len(unit.start))
-    if cpu and model.accepted:
-        learn = partial(_fold_shares, need, model.fold, sizes)
-        known = need / evidence.norms.of(f"drift.folds.{name}", learn)[model.fold]
+    if cpu and expected.models[name].accepted:
+        fold = folds_of(len(need))
+        learn = partial(_fold_shares, need, fold, sizes)
+        known = need / evidence.norms.of(f"drift.folds.{name}", learn)[fold]
     measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
     return _Work(
         unit=name,

@@ -25,7 +25,7 @@ from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rises, squares_left
 from latfix.profilers.evidence.predictive_features import numeric, predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
-from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
+from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model, folds_of
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.request_table import RequestTable
@@ -344,7 +344,7 @@ class _Ledger:
         time = np.maximum(self.base[:: self.step], 0).astype(np.float64)
         self.model = fit_work_model(self.design_of(slice(None, None, self.step)), time, time > 0)
         self.expected = np.empty(n)
-        fold = self.model.folds_of(n)
+        fold = folds_of(n)
         at_once = 500_000
         for first in range(0, n, at_once):
             part = slice(first, first + at_once)
@@ -473,12 +473,6 @@ class _Ledger:
     def accounts(self, tail_share: float, seed: int) -> Accounts:
         self._describe()
         model, table = self.model, self.table
-        quality = {
-            "accepted": model.accepted,
-            "r2": round(model.r2, 4),
-            "residual_mad_ms": model.residual_mad / 1e6,
-            "samples": model.samples,
-        }
         p50 = float(np.median(self.latency)) / 1e6
         return Accounts(
             arrival_ns=self.arrival,
@@ -490,7 +484,7 @@ class _Ledger:
             nameable={cause.id: MATERIAL for cause in self.causes if cause.id != UNEXPLAINED},
             floors_ms={"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms(tail_share, seed)},
             stages=self._stages(),
-            models={"service": quality} if model.samples else {},
+            models={"service": model.quality()} if model.samples else {},
             ids=tuple(np.array(table.ids, dtype=object)[self.ok].tolist()) if table.ids else (),
             timed=table.timed,
             notes=tuple(self.notes),

@@ -14,7 +14,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import counted, from_ns, share
-from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
+from latfix.profilers.evidence.work_model import WorkModel, fit_work_model, folds_of
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS
 from latfix.queueing.batch_inference import Batches
 from latfix.queueing.queue_inference import served_from, starts
@@ -76,7 +76,7 @@ class SharedBatches:
         time = np.maximum(self.computed[chosen], 0).astype(np.float64)
         model = fit_work_model(_of_batches(members, self.size[chosen]), time, time > 0)
         typical = np.median(members, axis=0)
-        fold = model.folds_of(m)
+        fold = folds_of(m)
         alone = np.empty(n)
         self.expected, self.at_rest = np.empty(m), np.empty(m)
         per_part = max(int(_AT_ONCE * m / n), 1)
