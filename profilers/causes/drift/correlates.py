@@ -61,7 +61,7 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> tuple[str, tuple[Com
     growth, seen by a less specific counter.
     """
     times = _common_times(growths)
-    level = sum((np.interp(times, growth.times_s, growth.values) for growth in growths), np.zeros(len(times)))
+    level = sum((np.interp(times, growth.rise.times, growth.values) for growth in growths), np.zeros(len(times)))
     total = float(((level - level.mean()) ** 2).sum())
     explained = total - min(squares_left(level, times), best_step(level)[1])
     following: dict[str, Companion] = {}
@@ -91,8 +91,8 @@ def _is_made_of(memory: Companion | None, objects: Companion | None) -> bool:
 
 
 def _common_times(growths: list[Growth]) -> Floats:
-    low = max(float(growth.times_s[0]) for growth in growths)
-    high = min(float(growth.times_s[-1]) for growth in growths)
+    low = max(float(growth.rise.times[0]) for growth in growths)
+    high = min(float(growth.rise.times[-1]) for growth in growths)
     return np.linspace(low, max(high, low), _POINTS)
 
 

@@ -30,7 +30,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     growths = find_growths(evidence)
     if not growths:
         return f"the same inputs took longer as the service aged; {own_and_propagated(figures)}."
-    largest = max(growths, key=lambda growth: float(growth.level[-1]))
+    largest = max(growths, key=lambda growth: float(growth.rise.level[-1]))
     rise = _rise_words(largest, outside=evidence.setup.outside)
     return f"{rise}; {_companion_words(*origin_of(evidence, growths))}; {own_and_propagated(figures)}."
 
@@ -39,11 +39,10 @@ def _rise_words(growth: Growth, *, outside: bool) -> str:
     stage = stage_label(growth.unit, outside=outside)
     subject = stage if growth.part == "cpu" else f"blocked time in {stage}"
     first, last = (from_ns(figure) for figure in growth.took)
-    if growth.step_s is not None:
-        more = from_ns(float(growth.level[-1]))
-        return (
-            f"{subject} took {first} until {growth.step_s:,.1f} s and {more} more from then on, for the same inputs"
-        )
+    rise = growth.rise
+    if rise.step is not None:
+        more = from_ns(float(rise.level[-1]))
+        return f"{subject} took {first} until {rise.step:,.1f} s and {more} more from then on, for the same inputs"
     slope = growth.slope
     value, low, high = (significant(ns / 1e6) for ns in (slope.value, slope.low, slope.high))
     return (

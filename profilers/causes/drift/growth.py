@@ -17,6 +17,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.drift.trend_tests import (
+    Rise,
     Slope,
     best_step,
     met_few,
@@ -44,9 +45,7 @@ class Growth:
     """One component of one unit that rises over the run. Nanoseconds; seconds from the run's start.
 
     :param unit: ``prepare``, ``compute`` or ``finish``; ``part`` is ``cpu`` or ``blocked``.
-    :param times_s: ``(w,)`` middle of each window; ``values`` its median above the start.
-    :param level: ``(w,)`` the fitted rise above the start, never falling.
-    :param step_s: when it rose, if it rose in one step; otherwise ``None``.
+    :param values: ``(w,)`` median of each window above the start; ``rise`` the fitted level, over seconds.
     :param slope: nanoseconds per second.
     :param took: duration of a typical unit in the first and in the last quarter of the windows.
     :param claim: per unit, the part of the rise that its own duration shows.
@@ -54,10 +53,8 @@ class Growth:
 
     unit: str
     part: str
-    times_s: Floats
     values: Floats
-    level: Floats
-    step_s: float | None
+    rise: Rise
     slope: Slope
     took: tuple[float, float]
     claim: Ints
@@ -85,11 +82,9 @@ class _Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    times_s: Floats
     values: Floats
-    level: Floats
+    rise: Rise
     start: float
-    step_s: float | None
     misfit: float
     bounds: Floats
     offset: Floats
@@ -104,12 +99,6 @@ class _Fit:
         """The duration of each unit at the age of the run's start, nanoseconds."""
         group = np.searchsorted(self.bounds, work.key, side="right")
         return np.asarray(work.need + self.scale(work.need) * (self.offset[group] + self.start), dtype=np.float64)
-
-    def rise(self, at_s: Floats) -> Floats:
-        """Nanoseconds above the start at any time, for a unit of scale one."""
-        if self.step_s is not None:
-            return np.where(at_s >= self.step_s, self.level[-1], 0.0)
-        return np.asarray(np.interp(at_s, self.times_s, self.level), dtype=np.float64)
 
 
 def find_growths(evidence: Evidence, left: Left | None = None) -> list[Growth]:
@@ -233,11 +222,9 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
         near = np.clip((beyond - offset[stratum])[around], start, after)
         step_s = float(at_s[around][min(best_step(near)[0], len(near) - 1)])
     fit = _Fit(
-        times_s=times,
         values=values - start,
-        level=level - start,
+        rise=Rise(times, level - start, step_s),
         start=start,
-        step_s=step_s,
         misfit=0.0,
         bounds=bounds,
         offset=offset,
@@ -245,7 +232,7 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
         took=0.0,
     )
     usual = fit.usual(work)
-    missed = work.spent[rows] - usual[rows] - fit.rise(at_s) * scale[rows]
+    missed = work.spent[rows] - usual[rows] - fit.rise.at(at_s) * scale[rows]
     took = float(np.median(usual[work.usable]))
     return replace(fit, took=took, misfit=float(np.mean(np.abs(np.clip(missed, *np.quantile(missed, [0.02, 0.98]))))))
 
@@ -274,17 +261,15 @@ def _medians(values: Floats, edges: Ints) -> Floats:
 
 
 def _growth(work: _Work, fit: _Fit) -> Growth:
-    rise = fit.rise(work.at_s) * fit.scale(work.need)
+    rise = fit.rise.at(work.at_s) * fit.scale(work.need)
     shown = np.minimum(rise, work.spent - fit.usual(work))
     first, last = quarters(fit.values)
     return Growth(
         unit=work.unit,
         part=work.part,
-        times_s=fit.times_s,
         values=fit.values,
-        level=fit.level,
-        step_s=fit.step_s,
-        slope=theil_sen(fit.times_s, fit.values),
+        rise=fit.rise,
+        slope=theil_sen(fit.rise.times, fit.values),
         took=(fit.took + first, fit.took + last),
         claim=np.where(work.measured, np.rint(np.clip(shown, 0, work.spent)), 0).astype(np.int64),
     )

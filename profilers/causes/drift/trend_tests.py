@@ -20,7 +20,7 @@ from latfix.statistics.distributions import normal_quantile
 BLOCKS = 8
 #: Least number in the last quarter that met few others.
 _LEAST_LATE = 12
-#: Of a rise: the p-value, the share of the squares that the level explains, and the share of it that remains at the end.
+#: Of a rise: the p-value, the share of the squares that the level explains, and the share that remains at the end.
 _SIGNIFICANT, _EXPLAINED, _LASTING = 0.05, 0.6, 0.6
 
 
@@ -31,6 +31,25 @@ class Slope:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """A level that only rises.
+
+    :param times: ``(w,)`` middle of each window; ``level`` ``(w,)`` above the start, never falling.
+    :param step: when it rose, if it rose in one step; otherwise ``None``.
+    """
+
+    times: Floats
+    level: Floats
+    step: float | None
+
+    def at(self, times: Floats | Ints) -> Floats:
+        """The level above the start at any time."""
+        if self.step is not None:
+            return np.where(times >= self.step, self.level[-1], 0.0)
+        return np.asarray(np.interp(times, self.times, self.level), dtype=np.float64)
 
 
 def theil_sen(times: Floats, values: Floats) -> Slope:

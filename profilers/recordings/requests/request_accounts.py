@@ -12,7 +12,6 @@ differs little, but takes seconds per million requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import counted, from_ns, rate, share, shown
 from latfix.profilers.attribution.wait_attribution import grew_for_good
-from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rises, squares_left
+from latfix.profilers.causes.drift.trend_tests import Rise, best_step, met_few, rises, squares_left
 from latfix.profilers.evidence.predictive_features import numeric, predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model, folds_of
@@ -92,21 +91,6 @@ LATE = KnownCause(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drift:
-    """A level that only rises: ``(w,)`` nanoseconds above the start at moments."""
-
-    at_ns: Floats
-    level: Floats
-    step_ns: float | None
-
-    def of(self, arrival: Ints) -> Floats:
-        """Nanoseconds above the start."""
-        if self.step_ns is not None:
-            return np.where(arrival >= self.step_ns, self.level[-1], 0.0)
-        return np.asarray(np.interp(arrival.astype(np.float64), self.at_ns, self.level))
-
-
 def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -> Accounts:
     """The ledger of a table's requests that ended ok.
 
@@ -161,7 +145,7 @@ class _Ledger:
         self.slot_ns: float | None = None
         self.batches: SharedBatches | None = None
         self.sharing: Ints | None = None
-        self.drift: _Drift | None = None
+        self.drift: Rise | None = None
         self.evidence: dict[str, str] = {}
         self.notes = list(table.notes)
 
@@ -432,15 +416,15 @@ class _Ledger:
         if not rises(values, _RISE * self.typical):
             return
         level = rising_level(values)
-        self.drift = _Drift(at_ns=times, level=level - level[0], step_ns=None)
+        self.drift = Rise(times, level - level[0], None)
         place, residual = best_step(values)
         if residual < 0.5 * squares_left(values, times):
             rise = float(np.median(values[place:]) - np.median(values[:place]))
-            self.drift = _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
+            self.drift = Rise(times, np.full(count, rise), float(at[edges[place]]))
 
     def find_levels(self) -> None:
         """Set the levels of a quiet request, and the mean of ordinary scatter around them."""
-        rest = self._beyond() if self.drift is None else self._beyond() - self.drift.of(self.arrival)
+        rest = self._beyond() if self.drift is None else self._beyond() - self.drift.at(self.arrival)
         # The median residual of the model belongs to a quiet request.
         self.base_level = round(self.typical + float(np.median(rest)))
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
@@ -530,7 +514,7 @@ class _Ledger:
         for name, values in self.parts.items():
             result[_part_id(name)] = values[part] - self.median_of[name]
         if self.drift is not None:
-            result["drift.unknown"] = np.rint(self.drift.of(self.arrival[part])).astype(np.int64)
+            result["drift.unknown"] = np.rint(self.drift.at(self.arrival[part])).astype(np.int64)
         known = sum(result.get(cause, 0) for cause in ("input.size", "batching.size", "drift.unknown"))
         result[UNEXPLAINED] = self.base[part] - self.base_level - known
         return result
@@ -611,7 +595,7 @@ class _Ledger:
                 f"{from_ns(float(np.quantile(part, 0.99)))} at p99."
             )
         if self.drift is not None:
-            when = f" at {self.drift.step_ns / 1e9:.0f} s, at once" if self.drift.step_ns is not None else ""
+            when = f" at {self.drift.step / 1e9:.0f} s, at once" if self.drift.step is not None else ""
             evidence["drift.unknown"] = (
                 f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )
