@@ -24,7 +24,7 @@ _LEAST_CALLS, _LEAST_COVERED = 3, 0.5
 _WORKING = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Step:
     """One step on one thread, in nanoseconds."""
 
