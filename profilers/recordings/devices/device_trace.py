@@ -104,7 +104,6 @@ class TraceBuilder:
             ranges=self.ranges.done(),
             waits=waits,
             names=list(self.names),
-            threads=list(self.threads),
             lanes=list(self.lanes),
             pageable=frozenset(self.pageable),
             first_correlation=min(numbers, default=NOTHING),
@@ -122,7 +121,7 @@ class DeviceTrace:
     :param device: kernels, copies, memsets, collectives.
     :param ranges: ranges that the program named: steps, annotations, NVTX.
     :param waits: by correlation, the lane (or :data:`NOTHING` for all) that a call waited for, if recorded.
-    :param names: of all intervals; ``threads`` and ``lanes`` by their number, lanes as (device, stream).
+    :param names: of all intervals, by their number; ``lanes`` likewise, as (device, stream).
     :param pageable: numbers of the names of copies from or to pageable memory.
     :param first_correlation: the smallest correlation; the runtime counts them from the process's start.
     :param notes: for the reader of the diagnosis.
@@ -133,7 +132,6 @@ class DeviceTrace:
     ranges: Intervals
     waits: Mapping[int, int]
     names: Sequence[str]
-    threads: Sequence[Any]
     lanes: Sequence[tuple[Any, Any]]
     device_name: str = ""
     pageable: frozenset[int] = frozenset()

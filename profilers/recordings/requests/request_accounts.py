@@ -238,7 +238,7 @@ class _Ledger:
         arrival, latency = self._at_server(measured)
         if (batches := infer_batches(arrival, latency, self.resolution_ns)) is None:
             return False
-        self.batches = SharedBatches.of(batches, arrival, latency)
+        self.batches = SharedBatches(batches, arrival, latency)
         self.wait = self.batches.behind if measured is None else self.batches.behind + measured
         self.base = self.base - self.batches.behind - self.batches.window
         self.servers = batches.rule.workers

@@ -173,20 +173,17 @@ class RequestTable:
             by_row = np.argsort(row, kind="stable")
             gaps = Gaps(row=row[by_row], start_ns=gaps.start_ns[by_row] - first, length_ns=gaps.length_ns[by_row])
         steps = None if self.steps is None else replace(self.steps, end_ns=self.steps.end_ns - first)
+        columns: dict[str, Any] = {}
+        for name in ("latency_ns", "status", "first_ns", "idle_ns", "idle_alone", "route", "user"):
+            if (column := getattr(self, name)) is not None:
+                columns[name] = column[order]
+        for name in ("parts", "stages", "features"):
+            columns[name] = {key: column[order] for key, column in getattr(self, name).items()}
         return replace(
             self,
+            **columns,
             arrival_ns=self.arrival_ns[order] - first,
-            latency_ns=self.latency_ns[order],
-            status=self.status[order],
-            parts={name: column[order] for name, column in self.parts.items()},
-            stages={name: column[order] for name, column in self.stages.items()},
-            first_ns=None if self.first_ns is None else self.first_ns[order],
-            idle_ns=None if self.idle_ns is None else self.idle_ns[order],
-            idle_alone=None if self.idle_alone is None else self.idle_alone[order],
-            features={name: column[order] for name, column in self.features.items()},
-            route=None if self.route is None else self.route[order],
             ids=tuple(self.ids[k] for k in order.tolist()) if self.ids else (),
-            user=None if self.user is None else self.user[order],
             gaps=gaps,
             steps=steps,
             start_unix_ns=first if self.start_unix_ns is None and first > 10**17 else self.start_unix_ns,

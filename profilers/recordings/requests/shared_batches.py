@@ -7,7 +7,6 @@ alone would need is its own; the remainder of the fit, and finishing after other
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,34 +32,25 @@ _MEMBERS = 2.0
 Design = Callable[[Any], Floats]
 
 
-@dataclass(slots=True)
 class SharedBatches:
     """The batches of ``n`` requests in order of arrival. Times in nanoseconds.
 
-    :param window: ``(n,)`` waited for the timer, or for the batch to fill, while a worker was free; ``behind`` for
+    :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)``.
+    :ivar window: ``(n,)`` waited for the timer, or for the batch to fill, while a worker was free; ``behind`` for
         batches ahead.
     :ivar size: ``(m,)`` members; ``expected`` how long each batch takes by its inputs, ``at_rest`` with typical ones.
     :ivar computed: ``(m,)`` how long each took, until its first member ended.
     """
 
-    batches: Batches
-    window: Ints
-    behind: Ints
-    size: Ints
-    computed: Ints = field(init=False)
-    expected: Floats = field(init=False)
-    at_rest: Floats = field(init=False)
+    computed: Ints
+    expected: Floats
+    at_rest: Floats
 
-    @classmethod
-    def of(cls, batches: Batches, arrival: Ints, latency: Ints) -> SharedBatches:
-        """Divide the time before computation.
-
-        :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)``.
-        """
-        size = batches.size(len(arrival))
-        waited = np.clip(np.repeat(batches.begin_ns, size) - arrival, 0, latency)
-        behind = np.clip(np.repeat(batches.free_ns, size) - arrival, 0, waited)
-        return cls(batches=batches, window=waited - behind, behind=behind, size=size)
+    def __init__(self, batches: Batches, arrival: Ints, latency: Ints) -> None:
+        self.batches, self.size = batches, batches.size(len(arrival))
+        waited = np.clip(np.repeat(batches.begin_ns, self.size) - arrival, 0, latency)
+        self.behind = np.clip(np.repeat(batches.free_ns, self.size) - arrival, 0, waited)
+        self.window = waited - self.behind
 
     def fit(self, design: Design, base: Ints) -> tuple[WorkModel, Floats, Ints]:
         """The model of a batch, ``(n,)`` the service each request needs alone, ``(n,)`` that it shares with others.
