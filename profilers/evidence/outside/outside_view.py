@@ -57,7 +57,7 @@ def process_of(rows: Columns, samples: Columns, servers: int | None) -> ServiceP
     """
     at, end = presence(rows)
     chosen = slice(0 if servers == 1 else None)
-    return ServiceProcess.of(samples, (at + rows["queue_ns"])[chosen], end[chosen])
+    return ServiceProcess(samples, (at + rows["queue_ns"])[chosen], end[chosen])
 
 
 def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> str:

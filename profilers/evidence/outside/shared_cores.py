@@ -82,7 +82,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     """
-    process = ServiceProcess.of(samples, at, end)
+    process = ServiceProcess(samples, at, end)
     if not (process.known and len(at)):
         return nothing_shared(len(at))
     times, there, work = process.cpu.at_ns, process.there, process.typical_work
