@@ -18,7 +18,6 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.drift.trend_tests import (
     Rise,
-    Slope,
     best_step,
     met_few,
     quarters,
@@ -40,44 +39,52 @@ _MOST_FITTED = 20_000
 _STRATA = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """One component of one unit that rises over the run. Nanoseconds; seconds from the run's start.
 
-    :param unit: ``prepare``, ``compute`` or ``finish``; ``part`` is ``cpu`` or ``blocked``.
-    :param values: ``(w,)`` median of each window above the start; ``rise`` the fitted level, over seconds.
-    :param slope: nanoseconds per second.
-    :param took: duration of a typical unit in the first and in the last quarter of the windows.
-    :param claim: per unit, the part of the rise that its own duration shows.
+    :ivar unit: ``prepare``, ``compute`` or ``finish``; ``part`` is ``cpu`` or ``blocked``.
+    :ivar values: ``(w,)`` median of each window above the start; ``rise`` the fitted level, over seconds.
+    :ivar slope: nanoseconds per second.
+    :ivar took: duration of a typical unit in the first and in the last quarter of the windows.
+    :ivar claim: per unit, the part of the rise that its own duration shows.
     """
 
-    unit: str
-    part: str
-    values: Floats
-    rise: Rise
-    slope: Slope
-    took: tuple[float, float]
-    claim: Ints
+    def __init__(self, work: _Work, fit: _Fit) -> None:
+        self.unit, self.part, self.values, self.rise = work.unit, work.part, fit.values, fit.rise
+        self.slope = theil_sen(fit.rise.times, fit.values)
+        first, last = quarters(fit.values)
+        self.took = fit.took + first, fit.took + last
+        rise = fit.rise.at(work.at_s) * fit.scale(work.need)
+        shown = np.clip(np.minimum(rise, work.spent - fit.usual(work)), 0, work.spent)
+        self.claim = np.where(work.measured, np.rint(shown), 0).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """One component of one kind of unit, a row per unit.
 
-    :param at_s: start of each unit.
-    :param spent: nanoseconds of the component; ``need`` what its inputs need, zero if unknown.
-    :param key: elements, to group like inputs. Not the prediction, because its folds depend on time.
-    :param measured: rows of the ledger; ``usable`` those to learn from.
+    :ivar at_s: start of each unit.
+    :ivar spent: nanoseconds of the component; ``need`` what its inputs need, zero if unknown.
+    :ivar key: elements, to group like inputs. Not the prediction, because its folds depend on time.
+    :ivar measured: rows of the ledger; ``usable`` those to learn from.
     """
 
-    unit: str
-    part: str
-    at_s: Floats
-    spent: Floats
-    need: Floats
-    key: Floats
-    measured: Bools
-    usable: Bools
+    def __init__(self, evidence: Evidence, left: Left | None, name: str, part: str) -> None:
+        rows, batches, expected = evidence.rows, evidence.batches, evidence.expected
+        unit, batched, cpu = evidence.units[name], name == "compute", part == "cpu"
+        elements = batches["size"] * np.maximum(batches["padded_elements"], batches["real_elements"])
+        sizes = elements if batched else rows["input_elements"]
+        need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}[name]
+        known = np.zeros(len(unit.start))
+        if cpu and expected.models[name].accepted:
+            fold = folds_of(len(need))
+            learn = partial(_fold_shares, need, fold, sizes)
+            known = need / evidence.norms.of(f"drift.folds.{name}", learn)[fold]
+        measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
+        self.unit, self.part, self.measured = name, part, measured
+        self.at_s = unit.start / 1e9
+        self.spent = _spent(evidence, left, name, cpu=cpu).astype(np.float64)
+        self.need, self.key = known, sizes.astype(np.float64)
+        self.usable = _with_few(evidence, unit.start, measured) if evidence.setup.servers == 0 else measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +117,13 @@ def find_growths(evidence: Evidence, left: Left | None = None) -> list[Growth]:
     least = norms.of("drift.least", lambda: _LEAST_SHARE * _typical_service(evidence))
 
     def fitted(name: str, part: str) -> _Fit | None:
-        return _fit(_work(evidence, left, name, part), least)
+        return _fit(_Work(evidence, left, name, part), least)
 
     found = []
     for name, part in (("compute", "cpu"), ("compute", "blocked"), ("prepare", "cpu"), ("finish", "cpu")):
         fit = norms.of(f"{stage}.{name}.{part}", partial(fitted, name, part))
         if fit is not None:
-            found.append(_growth(_work(evidence, left, name, part), fit))
+            found.append(Growth(_Work(evidence, left, name, part), fit))
     return found
 
 
@@ -127,30 +134,6 @@ def _typical_service(evidence: Evidence) -> float:
         used = wall[wall > 0]
         total += float(np.median(used)) if len(used) else 0.0
     return total
-
-
-def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
-    rows, batches, expected = evidence.rows, evidence.batches, evidence.expected
-    unit, batched, cpu = evidence.units[name], name == "compute", part == "cpu"
-    elements = batches["size"] * np.maximum(batches["padded_elements"], batches["real_elements"])
-    sizes = elements if batched else rows["input_elements"]
-    need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}[name]
-    known = np.zeros(len(unit.start))
-    if cpu and expected.models[name].accepted:
-        fold = folds_of(len(need))
-        learn = partial(_fold_shares, need, fold, sizes)
-        known = need / evidence.norms.of(f"drift.folds.{name}", learn)[fold]
-    measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
-    return _Work(
-        unit=name,
-        part=part,
-        at_s=unit.start / 1e9,
-        spent=_spent(evidence, left, name, cpu=cpu).astype(np.float64),
-        need=known,
-        key=sizes.astype(np.float64),
-        measured=measured,
-        usable=_with_few(evidence, unit.start, measured) if evidence.setup.servers == 0 else measured,
-    )
 
 
 def _with_few(evidence: Evidence, at: Ints, measured: Bools) -> Bools:
@@ -258,18 +241,3 @@ def _by_stratum(values: Floats, stratum: Ints, center: Callable[[Floats], float]
 
 def _medians(values: Floats, edges: Ints) -> Floats:
     return np.array([float(np.median(values[a:b])) for a, b in pairwise(edges)])
-
-
-def _growth(work: _Work, fit: _Fit) -> Growth:
-    rise = fit.rise.at(work.at_s) * fit.scale(work.need)
-    shown = np.minimum(rise, work.spent - fit.usual(work))
-    first, last = quarters(fit.values)
-    return Growth(
-        unit=work.unit,
-        part=work.part,
-        values=fit.values,
-        rise=fit.rise,
-        slope=theil_sen(fit.rise.times, fit.values),
-        took=(fit.took + first, fit.took + last),
-        claim=np.where(work.measured, np.rint(np.clip(shown, 0, work.spent)), 0).astype(np.int64),
-    )
