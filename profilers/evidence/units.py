@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
+from latfix.profilers.evidence.expected_work import ExpectedWork, Members
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.first_uses import slow_first_uses
@@ -305,7 +305,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         ),
     )
     members = with_features(members, [numeric(features[name], position) for name in names])
-    expected = expect_work(members, batches, times, clean, setup.max_batch, norms)
+    expected = ExpectedWork(members, batches, times, clean, setup.max_batch, norms)
     units = _with_expectations(units, expected, spans, norms)
     if setup.on_device:
         units["compute"] = _less_hidden(units["compute"], units["compute"].expected_cpu)
