@@ -100,17 +100,11 @@ def small_causes_words(diagnosis: Diagnosis) -> str:
     number = len(left) - (UNEXPLAINED in left)
     if not left or excess <= 0:
         return ""
-    parts = [f"{counted(number, 'more cause')} below {100 * SMALL:.0f} %"] if number else []
+    parts = [f"{counted(number, 'more cause')} below {percent(SMALL)}"] if number else []
     if rest >= 0:
         parts += ["unexplained time"] if UNEXPLAINED in left else []
         return f"{', and '.join(parts)}: {significant(rest)} ms in total, {percent(rest / excess)}"
     return "; ".join([*parts, f"the listed causes overlap by {significant(-rest)} ms"])
-
-
-def rest_row(rest_ms: float) -> CauseRow:
-    """The excess beyond the main causes as a row; negative for the time by which they overlap."""
-    label = "overlap of the above" if rest_ms < 0 else "all others"
-    return CauseRow(cause="", label=label, tail_ms=rest_ms, own_ms=rest_ms, propagated_ms=0.0, share=None)
 
 
 #: Shown for an unexplained remainder below zero: causes that overlap leave nothing unexplained.
@@ -380,34 +374,7 @@ def line_rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossRow:
-    """Requests that ended with one status other than ``ok``, as text."""
-
-    status: str
-    requests: str
-    waited: str
-    stages: str
-    waited_for: str
-    errors: str
-
-
-def loss_rows(diagnosis: Diagnosis) -> list[LossRow]:
-    """The lost requests, by status."""
-    return [
-        LossRow(
-            status=lost.status,
-            requests=f"{lost.requests:,} ({share(lost.share)})",
-            waited=significant(lost.waited_ms.get("p50")),
-            stages=", ".join(f"{number:,} {stage}" for stage, number in lost.in_stage.items()),
-            waited_for=", ".join(f"{name} {significant(spent)}" for name, spent in lost.waited_for_ms.items()),
-            errors=_errors(lost.errors),
-        )
-        for lost in diagnosis.lost
-    ]
-
-
-def _errors(errors: Mapping[str, int]) -> str:
+def error_words(errors: Mapping[str, int]) -> str:
     """The most frequent message with its number, and how many requests had another one."""
     if not errors:
         return ""

@@ -71,11 +71,6 @@ def _batch_words(story: Story) -> str:
     return words
 
 
-def _parts_words(stage: StageTime) -> str:
-    """The parts of a stage: ``wait for a prepare thread 0.0788, own work 0.792``."""
-    return ", ".join(f"{name} {_ms(ns)}" for name, ns in stage.parts)
-
-
 def _account_words(stage: StageTime) -> str:
     """What the thread did: on-CPU, run-queue delay, blocked, faults, switches."""
     account = stage.account
@@ -95,7 +90,8 @@ def _account_words(stage: StageTime) -> str:
 
 def stage_lines(stage: StageTime) -> list[tuple[str, str]]:
     """Lines on what happened in a stage, each with its tone: empty, ``own``, ``other`` or ``error``."""
-    lines = [(words, "") for words in (_parts_words(stage), _account_words(stage)) if words]
+    parts = ", ".join(f"{name} {_ms(ns)}" for name, ns in stage.parts)  # wait for a prepare thread 0.0788, …
+    lines = [(words, "") for words in (parts, _account_words(stage)) if words]
     for event in stage.happenings[:_MOST_HAPPENINGS]:
         lines.append((_event_words(event), "error" if event.kind == "error" else "own" if event.own else "other"))
     rest = stage.happenings[_MOST_HAPPENINGS:]

@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.result_file import write_result
-from latfix.queueing.queue_simulator import Policy
-from latfix.queueing.start_derivatives import serve
+from latfix.queueing.queue_simulator import Policy, replay
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import SCHEDULE
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
@@ -183,10 +182,8 @@ def _piece(
     pause = {"gc": hit < 0.003, "runq": (hit >= 0.003) & (hit < 0.006), "faults": (hit >= 0.006) & (hit < 0.01)}
     fault = np.where(hit < 0.01, 20.0 * _MS * rng.uniform(0.7, 1.3, count), 0.0)
     policy = Policy(workers=1, max_batch=_MAX_BATCH, window=0.0, reference=reference)
-    brought = (work + fault)[:, None]
-    nothing = np.zeros((count, 1))
-    served = serve(policy, prepared.astype(np.float64), nothing, brought, -1, np.zeros(count, np.int64), 1.0)
-    opened, ended = served.open.astype(np.int64), served.end.astype(np.int64)
+    served = replay(policy, prepared.astype(np.float64), work + fault, np.zeros(count, np.int64))
+    opened, ended = (served.by_request(each).astype(np.int64) for each in (served.opened, served.end))
     head = np.concatenate([[True], np.diff(opened) > 0])
     batch, start = np.cumsum(head) - 1, np.flatnonzero(head)
     size = np.diff(np.append(start, count))

@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from latfix.cli.shared.history_option import Recording, is_off
+from latfix.cli.shared.output_options import Outputs
+from latfix.cli.shared.request_options import DrillDown
 from latfix.errors import EXIT_INTERRUPTED, InputError, RunnerError
+from latfix.files.atomic_write import write_json
+from latfix.gates.evaluate import GateResult, check_gates, evaluate, exit_code
+from latfix.gates.reference_level import Past
+from latfix.gates.subject import GateSubject, with_percentile_ratios
+from latfix.gates.syntax import Gate, parse_gate
+from latfix.history.rows import HistoryRow, row_of, run_name, series_of
+from latfix.profilers import diagnose
+from latfix.profilers.attribution.ledger_parquet import causes_file
+from latfix.profilers.chunked.downsample import downsampled
+from latfix.profilers.chunked.record_chunks import WholeRecord
+from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.reports.html import pages
+from latfix.reports.html.change_page import write_comparison_report
+from latfix.reports.html.trial_page import write_trial_report
+from latfix.reports.next_commands import workload_argument
+from latfix.reports.terminal import diagnosis as terminal
+from latfix.reports.terminal.comparison import render_comparison
+from latfix.reports.terminal.requests import render_stories
+from latfix.results.comparison import Comparison, Trial, compare_records
+from latfix.results.diagnosis import Diagnosis, Restarts, Source
+from latfix.results.request_explanation import Story
+from latfix.run_record import chunked_record
+from latfix.run_record.chunked_record import RecordFile, open_record
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.run_session import open_folder
 from latfix.settings import PERCENTILE
-
-if TYPE_CHECKING:
-    from latfix.cli.shared.output_options import Outputs
-    from latfix.cli.shared.request_options import DrillDown
-    from latfix.gates.evaluate import GateResult
-    from latfix.gates.reference_level import Past
-    from latfix.gates.subject import GateSubject
-    from latfix.gates.syntax import Gate
-    from latfix.history.rows import HistoryRow
-    from latfix.results.comparison import Trial
-    from latfix.results.diagnosis import Diagnosis, Restarts
-    from latfix.results.request_explanation import Story
-    from latfix.run_record.chunked_record import RecordFile
-    from latfix.run_record.run_record import RunRecord
+from latfix.statistics.censored import outcomes_of
+from latfix.statistics.percentiles import percentile_grid, percentile_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,6 @@ class Gates:
         :param subject: its figures, including :attr:`metrics`.
         :raises InputError: a required figure was not measured.
         """
-        from latfix.gates.evaluate import evaluate
-
         pair = self._compared(record, seed)
         results = []
         for gate in self.gates:
@@ -72,10 +84,6 @@ class Gates:
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
         """Run and baseline as ``latfix compare`` sees them; ``None`` if no gate needs them, or a run is too large."""
-        from latfix.gates.subject import with_percentile_ratios
-        from latfix.results.comparison import compare_records
-        from latfix.run_record.run_record import RunRecord
-
         needed = any(gate.needs_baseline and gate.is_latency for gate in self.gates)
         if not needed or self.base is None or not isinstance(record, RunRecord):
             return None
@@ -92,18 +100,12 @@ def parse_gates(
     :param record: the run is to be recorded in it.
     :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
     """
-    from latfix.gates.evaluate import check_gates
-    from latfix.gates.subject import GateSubject
-    from latfix.gates.syntax import parse_gate
-    from latfix.run_record.chunked_record import open_record
-    from latfix.run_record.run_record import RunRecord
-
     gates = tuple(parse_gate(text) for text in expressions or ())
     check_gates(gates, baseline=baseline is not None, accuracy=False, causes=True, history=not is_off(history))
     base = subject = None
     if baseline is not None:
         base = open_record(baseline)
-        subject = GateSubject.from_diagnosis(diagnosed(base).to_json())
+        subject = GateSubject.from_diagnosis(diagnosed(base))
         subject = subject.with_percentiles([gate.metric for gate in gates], base)
     recording = Recording.open(history, gates, record=record)
     return Gates(gates, subject, base if isinstance(base, RunRecord) else None, recording)
@@ -126,21 +128,14 @@ def diagnosed(
     :param folder: to write ``causes.parquet`` into; ``None`` for none.
     :raises InputError: it cannot be written there.
     """
-    from latfix.profilers.attribution.ledger_parquet import causes_file
-    from latfix.profilers.diagnose import diagnose
-
     if folder is None:
-        return diagnose(record, percentile=percentile, seed=seed)
+        return diagnose.diagnose(record, percentile=percentile, seed=seed)
     with writing_into(folder), causes_file(folder / "causes.parquet") as add:
-        return diagnose(record, percentile=percentile, seed=seed, sink=add)
+        return diagnose.diagnose(record, percentile=percentile, seed=seed, sink=add)
 
 
 def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequence[RunRecord]) -> Diagnosis:
     """The diagnosis of the first of several runs, with the figures of all."""
-    from latfix.results.diagnosis import Restarts
-    from latfix.statistics.censored import outcomes_of
-    from latfix.statistics.percentiles import percentile_key
-
     values = [outcomes_of(each).percentiles_ns([diagnosis.percentile])[0] / 1e6 for each in (first, *again)]
     return replace(diagnosis, restarts=Restarts.of("rounds", percentile_key(diagnosis.percentile), values))
 
@@ -162,8 +157,6 @@ def writing_into(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
     """The new folder ``out``, or without it a temporary one for the duration of the block."""
-    from latfix.runners.replay.run_session import open_folder
-
     if out is not None:
         yield open_folder(out)
         return
@@ -173,14 +166,9 @@ def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
     """Record and diagnosis for the report; a large record is downsampled out."""
-    from latfix.profilers.chunked.downsample import downsampled
-    from latfix.profilers.chunked.record_chunks import WholeRecord
-    from latfix.run_record.chunked_record import LARGE
-    from latfix.run_record.run_record import RunRecord
-
     if not isinstance(record, RunRecord):
         return downsampled(record, diagnosis)
-    if len(record.requests["index"]) > LARGE:
+    if len(record.requests["index"]) > chunked_record.LARGE:
         return downsampled(WholeRecord(record), diagnosis)
     return record, diagnosis
 
@@ -192,11 +180,8 @@ def with_stories(
 
     :param diagnosis: with its ledger, if there is one.
     """
-    from latfix.profilers.diagnose import diagnose
-    from latfix.profilers.drilldown.explain import explain_slowest
-
-    diagnosis = diagnosis or diagnose(record, seed=seed)
-    return diagnosis, explain_slowest(record, diagnosis.ledger)
+    found = diagnosis or diagnose.diagnose(record, seed=seed)
+    return found, explain_slowest(record, found.ledger)
 
 
 def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
@@ -204,9 +189,6 @@ def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
 
     :param folder: of the trial.
     """
-    from latfix.reports.html.trial_page import write_trial_report
-    from latfix.run_record.run_record import RunRecord
-
     leader = found.leader
     where = folder / leader.record if leader is not None and leader.record else None
     if where is None or not (where / "run.json").is_file():
@@ -214,6 +196,33 @@ def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
         return
     record = RunRecord.load(where)
     write_trial_report(page, found, replay=(record, *with_stories(record)))
+
+
+def write_comparison_page(page: Path, found: Comparison, base: RunRecord, new: RunRecord, *, seed: int = 0) -> None:
+    """The page of a comparison, with the slowest requests of the new run."""
+    last, stories = with_stories(new, seed=seed)
+    write_comparison_report(page, found, base, new, last=last, stories=stories)
+
+
+def conclude_comparison(
+    found: Comparison,
+    base: RunRecord,
+    new: RunRecord,
+    outputs: Outputs,
+    folder: Path | None,
+    *,
+    workload: str,
+    seed: int = 0,
+    interrupted: bool = False,
+) -> int:
+    """Write ``comparison.json`` and ``report.html`` if there is a folder, print, and return the exit code."""
+    document = found.to_json()
+    if folder is not None:
+        write_json(folder / "comparison.json", document)
+        write_comparison_page(folder / "report.html", found, base, new, seed=seed)
+    outputs.show(lambda: render_comparison(found, folder=folder, verbose=outputs.verbose), found.gates)
+    outputs.write(document, workload=workload, interrupted=interrupted)
+    return EXIT_INTERRUPTED if interrupted else exit_code(found.gates)
 
 
 def conclude(
@@ -236,16 +245,8 @@ def conclude(
     :param failure: why the replay was aborted; empty if it was not.
     :raises RunnerError: it was just replayed, and no request ended ok or it was aborted.
     """
-    from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import exit_code
-    from latfix.profilers.drilldown.explain import explain_slowest
-    from latfix.reports.html.pages import write_run_report
-    from latfix.reports.next_commands import workload_argument
-    from latfix.reports.terminal.diagnosis import render_diagnosis
-    from latfix.results.diagnosis import Source
-
     where = folder or record.folder
-    results, row, past = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
+    results, row, past = _judged(record, diagnosis, gates, seed=seed, interrupted=interrupted)
     source = diagnosis.source or Source(kind="replay", path=str(record.folder))
     restarts = diagnosis.restarts or _earlier(diagnosis, past)
     diagnosis = replace(diagnosis, gates=tuple(results), source=source, restarts=restarts)
@@ -254,22 +255,24 @@ def conclude(
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
         stories = explain_slowest(shown, in_report.ledger)
-        write_run_report(where / "report.html", shown, in_report, stories=stories)
-    explained = drill_down.explain(shown, diagnosis) if drill_down is not None else None
+        pages.write_run_report(where / "report.html", shown, in_report, stories=stories)
+    told = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)
     typed = workload_argument(record.meta, typed=workload)
     console = outputs.console()
-    if explained is not None and not outputs.to_stdout:
-        console.print(explained.render())
+    if told is not None:
+        requested, slowest = told
+        rows = {story.row for story in requested}
+        each_once = (*requested, *(story for story in slowest or () if story.row not in rows))
+        document = {**document, "requests_explained": [story.to_json() for story in each_once]}
+        if not outputs.to_stdout:
+            console.print(render_stories(requested, slowest))
     verbose = outputs.verbose
-    outputs.show(lambda: render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results)
-    outputs.write(
-        document if explained is None else {**document, "requests_explained": explained.to_json()},
-        failure=failure,
-        interrupted=interrupted,
-        typed=None if workload is None else typed,
+    outputs.show(
+        lambda: terminal.render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results
     )
+    outputs.write(document, failure=failure, interrupted=interrupted, typed=None if workload is None else typed)
     if row is not None:
         gates.recording.add(row)
     if interrupted:
@@ -281,16 +284,11 @@ def conclude(
 
 
 def _judged(
-    record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
+    record: RunRecord | RecordFile, diagnosis: Diagnosis, gates: Gates, *, seed: int, interrupted: bool
 ) -> tuple[list[GateResult], HistoryRow | None, Past]:
     """The gates' results, the run's history row if it is recorded, and the earlier runs."""
-    from latfix.gates.subject import GateSubject
-    from latfix.history.rows import row_of, run_name, series_of
-    from latfix.statistics.censored import outcomes_of
-    from latfix.statistics.percentiles import percentile_grid
-
     meta, recording = record.meta, gates.recording
-    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
+    subject = GateSubject.from_diagnosis(diagnosis).with_percentiles(gates.metrics, record)
     series = series_of(meta, command="diagnose", plan=meta.plan or "")
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
@@ -301,7 +299,7 @@ def _judged(
         record,
         replace(subject, latency_ms=latency_ms),
         series,
-        verdict=str(document["verdict"]),
+        verdict=diagnosis.verdict,
         settings=meta.settings.to_json(),
         gates=[result.to_json() for result in results],
         against_history=[gate.text for gate in gates.gates if gate.needs_history],
@@ -313,9 +311,6 @@ def _judged(
 
 def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
     """The figures of earlier runs, if the history has enough of them."""
-    from latfix.results.diagnosis import Restarts
-    from latfix.statistics.percentiles import percentile_key
-
     key = percentile_key(diagnosis.percentile)
     return Restarts.of("history", key, past.figures(key)) if past.level(key) is not None else None
 

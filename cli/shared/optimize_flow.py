@@ -8,27 +8,40 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from latfix.cli.shared.diagnose_flow import writing_into
+import latfix
+from latfix.cli.shared.diagnose_flow import Gates, with_stories, writing_into
+from latfix.cli.shared.output_options import Outputs
 from latfix.cli.shared.replay_progress import ReplayLines
+from latfix.config.plan import Plan, PlannedFix, write_plan
+from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import EXIT_INTERRUPTED, RunnerError
-
-if TYPE_CHECKING:
-    from latfix.cli.shared.diagnose_flow import Gates
-    from latfix.cli.shared.output_options import Outputs
-    from latfix.config.plan import PlannedFix
-    from latfix.config.workload_toml import WorkloadSpec
-    from latfix.gates.evaluate import GateResult
-    from latfix.gates.subject import GateSubject
-    from latfix.history.rows import HistoryRow
-    from latfix.results.comparison import Summary
-    from latfix.results.diagnosis import Diagnosis
-    from latfix.results.optimization import Optimization
-    from latfix.results.optimization_step import Step
-    from latfix.runners.optimize.optimizer import Options, Outcome
-    from latfix.settings import RunnerSettings
-    from latfix.traffic.schedule import Traffic
+from latfix.files.atomic_write import write_json
+from latfix.formatting import LATENCY_KEYS
+from latfix.gates.evaluate import GateResult, evaluate, exit_code
+from latfix.gates.subject import GateSubject, with_percentile_ratios
+from latfix.history.rows import HistoryRow, row_of, run_name, series_of
+from latfix.profilers.causes.host.core_takers import disturbance
+from latfix.profilers.diagnose import write_causes
+from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.reports.html import change_page, pages
+from latfix.reports.next_commands import workload_argument
+from latfix.reports.terminal import comparison
+from latfix.reports.terminal.diagnosis import render_tail
+from latfix.results.comparison import RATIO_KEYS, Summary, objective_key
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import BaselineVerdict, Optimization, PredictionErrors
+from latfix.results.optimization_step import Step, ablation
+from latfix.runners.optimize import optimizer
+from latfix.runners.optimize.offered_load import saturating
+from latfix.runners.optimize.optimizer import Options, Outcome
+from latfix.runners.replay.run_session import Interrupted
+from latfix.settings import RunnerSettings
+from latfix.statistics.censored import outcomes_of
+from latfix.statistics.decision import RatioEstimate
+from latfix.statistics.percentiles import percentile_grid
+from latfix.traffic.schedule import Traffic
 
 
 def optimize_into(
@@ -52,11 +65,6 @@ def optimize_into(
     :param workload: as the user typed it, if known.
     :param resume: the folder of a continued optimization, equal to ``folder``; else ``None``.
     """
-    from latfix.reports.terminal.diagnosis import render_tail
-    from latfix.runners.optimize.offered_load import saturating
-    from latfix.runners.optimize.optimizer import Optimizer
-    from latfix.runners.replay.run_session import Interrupted
-
     console, progress = outputs.console(), ReplayLines()
     with outputs.in_any_case(spec.name, gates.texts):
         if options.throughput:
@@ -64,7 +72,7 @@ def optimize_into(
             traffic = saturating(
                 spec, traffic, settings, folder, budget_s=options.budget_s, watch=watch, say=say, seed=options.seed
             )
-        optimizer = Optimizer(
+        search = optimizer.Optimizer(
             spec,
             traffic,
             settings,
@@ -76,7 +84,7 @@ def optimize_into(
             resume=resume is not None,
         )
         try:
-            outcome = optimizer.run()
+            outcome = search.run()
         except Interrupted as stopped:
             kept = shlex.quote(str(stopped.record.folder))
             progress.say(f"Interrupted during the baseline; show the recorded part with: latfix report {kept}")
@@ -96,13 +104,6 @@ def _conclude(
     workload: str | None,
 ) -> int:
     """Evaluate the gates, write, show, record, and return the exit code."""
-    from latfix.cli.shared.diagnose_flow import with_stories
-    from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import exit_code
-    from latfix.reports.html.change_page import write_optimization_report
-    from latfix.reports.next_commands import workload_argument
-    from latfix.reports.terminal.comparison import render_optimization
-
     results, row = _judge(folder, gates, outcome, plan)
     found = _optimization(folder, spec, outcome, results)
     document = found.to_json()
@@ -112,7 +113,7 @@ def _conclude(
         write_json(folder / "optimization.json", document)
         known = outcome.after_diagnosis if outcome.after else outcome.diagnosis
         last, stories = with_stories(outcome.after or outcome.baseline, known)
-        write_optimization_report(
+        change_page.write_optimization_report(
             folder / "report.html",
             found,
             diagnosis=outcome.diagnosis,
@@ -122,9 +123,8 @@ def _conclude(
             stories=stories,
         )
     typed = workload_argument(outcome.baseline.meta, typed=workload)
-    outputs.show(
-        lambda: render_optimization(found, folder=folder, workload_argument=typed, verbose=outputs.verbose), results
-    )
+    render, verbose = comparison.render_optimization, outputs.verbose
+    outputs.show(lambda: render(found, folder=folder, workload_argument=typed, verbose=verbose), results)
     outputs.write(
         document,
         extra={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},
@@ -144,11 +144,6 @@ def _conclude(
 
 def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[list[GateResult], HistoryRow | None]:
     """The gates' results, and the optimization's history row if it is recorded."""
-    from latfix.gates.evaluate import evaluate
-    from latfix.history.rows import row_of, run_name, series_of
-    from latfix.statistics.censored import outcomes_of
-    from latfix.statistics.percentiles import percentile_grid
-
     meta, recording = outcome.baseline.meta, gates.recording
     after, before = _subjects(outcome, [gate.metric for gate in gates.gates])
     series = series_of(meta, command="optimize", plan=plan)
@@ -173,10 +168,8 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
 
 def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, GateSubject]:
     """Gate subjects with and without the fixes; percentiles that the summary lacks are from the last round."""
-    from latfix.gates.subject import GateSubject, with_percentile_ratios
-
     if outcome.final is None:
-        same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracies[0]})
+        same = replace(GateSubject.from_diagnosis(outcome.diagnosis), accuracy=outcome.accuracies[0])
         same = same.with_percentiles(metrics, outcome.baseline)
         return same, same
     after, before = outcome.final.gate_subjects()
@@ -187,11 +180,9 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
 
 
 def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubject:
-    from latfix.gates.subject import GateSubject
-
     if diagnosis is None:
         return subject
-    known = GateSubject.from_diagnosis(diagnosis.to_json())
+    known = GateSubject.from_diagnosis(diagnosis)
     return replace(
         subject,
         unexplained_share=known.unexplained_share,
@@ -201,15 +192,12 @@ def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubje
 
 
 def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Sequence[GateResult]) -> Optimization:
-    from latfix.results.comparison import RATIO_KEYS, objective_key
-    from latfix.results.optimization import BaselineVerdict, Optimization, PredictionErrors
-    from latfix.results.optimization_step import ablation
-    from latfix.statistics.decision import RatioEstimate
-
     runs = {"baseline": outcome.baseline, "before": outcome.before, "after": outcome.after}
     final, diagnosis, meta = outcome.final, outcome.diagnosis, outcome.baseline.meta
     unchanged = RatioEstimate(value=1.0, lo=1.0, hi=1.0)
-    baseline, disturbed = _baseline(outcome), _disturbed(outcome)
+    baseline = _baseline(outcome)
+    # Of the replays behind the verdict: the final ones, or the baseline.
+    disturbed = disturbance(outcome.baseline.samples) if final is None else final.disturbed
     return Optimization(
         workload=spec.name,
         device=meta.device,
@@ -241,13 +229,6 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         versions=meta.versions,
         notes=tuple(_notes(outcome)),
     )
-
-
-def _disturbed(outcome: Outcome) -> str:
-    """How other processes disturbed the replays behind the verdict: the final ones, or the baseline; or empty."""
-    from latfix.profilers.causes.host.core_takers import disturbance
-
-    return disturbance(outcome.baseline.samples) if outcome.final is None else outcome.final.disturbed
 
 
 def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:
@@ -284,8 +265,6 @@ def _notes(outcome: Outcome) -> Iterator[str]:
 
 
 def _baseline(outcome: Outcome) -> Summary:
-    from latfix.results.comparison import Summary
-
     diagnosis = outcome.diagnosis
     return Summary(
         latency_ms=diagnosis.latency_ms,
@@ -300,11 +279,6 @@ def _baseline(outcome: Outcome) -> Summary:
 
 def _write_baseline_diagnosis(outcome: Outcome) -> None:
     """Write diagnosis and page into the folders of the baseline and of the last replay with the fixes."""
-    from latfix.files.atomic_write import write_json
-    from latfix.profilers.diagnose import write_causes
-    from latfix.profilers.drilldown.explain import explain_slowest
-    from latfix.reports.html.pages import write_run_report
-
     pairs = [(outcome.baseline, outcome.diagnosis)]
     if outcome.after is not None and outcome.after_diagnosis is not None:
         pairs.append((outcome.after, outcome.after_diagnosis))
@@ -312,13 +286,11 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
         write_json(record.folder / "diagnosis.json", diagnosis.to_json())
         write_causes(diagnosis, record.folder / "causes.parquet")
         stories = explain_slowest(record, diagnosis.ledger)
-        write_run_report(record.folder / "report.html", record, diagnosis, stories=stories)
+        pages.write_run_report(record.folder / "report.html", record, diagnosis, stories=stories)
 
 
 def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> tuple[PlannedFix, ...]:
     """Each fix once, those of ``steps`` last, with the settings of its earlier versions."""
-    from latfix.config.plan import PlannedFix
-
     fixes = {fix.id: fix for fix in started_from}
     for step in steps:
         earlier = fixes.pop(step.fix, None)
@@ -328,10 +300,6 @@ def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> 
 
 
 def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: Sequence[PlannedFix]) -> None:
-    import latfix
-    from latfix.config.plan import Plan, write_plan
-    from latfix.formatting import LATENCY_KEYS
-
     measured: dict[str, float] = {}
     final = outcome.final
     if final is not None:

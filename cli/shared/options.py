@@ -116,15 +116,11 @@ class TrafficOptions:
 
         :raises InputError: a value is out of range, naming the option.
         """
-        if not (math.isfinite(self.speed) and self.speed > 0):
-            raise InputError(f"--speed: found {self.speed}; expected a number above 0")
-        if self.to_duration is not None:
-            if not (math.isfinite(self.to_duration) and self.to_duration > 0):
-                raise InputError(f"--to-duration: found {self.to_duration}; expected seconds above 0")
-            if self.speed != 1.0:
-                raise InputError("--to-duration: found --speed as well; expected one of them")
-        if self.duration is not None and not (math.isfinite(self.duration) and self.duration > 0):
-            raise InputError(f"--duration: found {self.duration}; expected seconds above 0")
+        check_positive("--speed", self.speed, "a number")
+        check_positive("--to-duration", self.to_duration, "seconds")
+        if self.to_duration is not None and self.speed != 1.0:
+            raise InputError("--to-duration: found --speed as well; expected one of them")
+        check_positive("--duration", self.duration, "seconds")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit: found {self.limit}; expected 1 or more requests")
         if not 1 <= self.repeat <= 100_000:
@@ -248,6 +244,12 @@ def refuse_given(given: Mapping[str, object], why: str) -> None:
     for option, value in given.items():
         if value is not None:
             raise InputError(f"{option}: {why}")
+
+
+def check_positive(option: str, value: float | None, expected: str) -> None:
+    """Refuse a value that is given and not a finite number above 0."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise InputError(f"{option}: found {value}; expected {expected} above 0")
 
 
 def check_seed(seed: int) -> int:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from latfix.cli.shared.diagnose_flow import Gates, writing_into
+from latfix.cli.shared.options import ReplayOptions
+from latfix.cli.shared.output_options import Outputs
+from latfix.config.model_file_kind import is_model_file
+from latfix.config.workload_toml import SPEC_FILE
 from latfix.errors import InputError
-
-if TYPE_CHECKING:
-    from latfix.cli.shared.diagnose_flow import Gates
-    from latfix.cli.shared.options import ReplayOptions
-    from latfix.cli.shared.output_options import Outputs
-    from latfix.profilers.recordings.reader import ReadOptions
+from latfix.files.atomic_write import write_json
+from latfix.gates.evaluate import evaluate, exit_code
+from latfix.gates.subject import GateSubject
+from latfix.profilers.recordings.detect import diagnose_recording, reader_of
+from latfix.profilers.recordings.reader import ReadOptions, recorded_at
+from latfix.reports.html.recording_page import write_recording_report
+from latfix.reports.terminal.diagnosis import render_diagnosis
+from latfix.runners.replay.run_origin import origin_now
+from latfix.runners.replay.run_session import check_folder, default_folder, open_folder
+from latfix.statistics.censored import Outcomes
 
 
 def is_recording(workload: str) -> bool:
     """True if the path exists and is neither a workload nor a model file."""
-    from latfix.config.model_file_kind import is_model_file
-    from latfix.config.workload_toml import SPEC_FILE
-
     path = Path(workload)
     try:
         if path.is_dir():
@@ -35,9 +40,6 @@ def check(path: Path) -> None:
 
     :raises InputError: no reader recognizes it, or it cannot be read.
     """
-    from latfix.profilers.recordings.detect import reader_of
-    from latfix.profilers.recordings.reader import recorded_at
-
     reader_of(recorded_at(path))
 
 
@@ -46,8 +48,6 @@ def read_options(step: str | None, pattern: str, percentile: float | None, repla
 
     :raises InputError: ``--step`` is not a regular expression.
     """
-    from latfix.profilers.recordings.reader import ReadOptions
-
     try:
         re.compile(step or "")
     except re.error as error:
@@ -68,23 +68,12 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
 
     :raises InputError: it is not a recording, or is damaged, truncated or empty; or ``out`` is not a new folder.
     """
-    from latfix.cli.shared.diagnose_flow import writing_into
-    from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import evaluate, exit_code
-    from latfix.gates.subject import GateSubject
-    from latfix.profilers.recordings.detect import diagnose_recording
-    from latfix.reports.html.recording_page import write_recording_report
-    from latfix.reports.terminal.diagnosis import render_diagnosis
-    from latfix.runners.replay.run_origin import origin_now
-    from latfix.runners.replay.run_session import check_folder, default_folder, open_folder
-    from latfix.statistics.censored import Outcomes
-
     if out is not None:
         check_folder(out)  # a recording may take minutes to read
     with outputs.in_any_case(path.name, gates.texts):
         diagnosis = diagnose_recording(path, options)
-        subject = GateSubject.from_diagnosis(diagnosis.to_json())
-        subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
+        outcomes = Outcomes.answers(diagnosis.ledger.latency_ns)
+        subject = GateSubject.from_diagnosis(diagnosis).with_percentiles(gates.metrics, outcomes)
         results = [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
         source = None if diagnosis.source is None else replace(diagnosis.source, origin=origin_now())
         gated = replace(diagnosis, gates=tuple(results), source=source)

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from latfix.results.diagnosis import Diagnosis
     from latfix.results.request_explanation import Story
     from latfix.run_record.chunked_record import RecordFile
     from latfix.run_record.run_record import RunRecord
     from latfix.traffic.schedule import Traffic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stories:
-    """Stories of the requested ids, and of the slowest requests.
-
-    :param listed: the slowest were requested.
-    """
-
-    requested: tuple[Story, ...]
-    slowest: tuple[Story, ...]
-    listed: bool
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """``requests_explained``: each request once, requested ids first."""
-        rows = {story.row for story in self.requested}
-        return [story.to_json() for story in (*self.requested, *(s for s in self.slowest if s.row not in rows))]
-
-    def render(self) -> RenderableType:
-        """The stories for a terminal."""
-        from latfix.reports.terminal.requests import render_stories
-
-        return render_stories(self.requested, self.slowest, listed=self.listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +81,10 @@ class DrillDown:
         else:
             self.check_size(len(record))
 
-    def explain(self, record: RunRecord, diagnosis: Diagnosis) -> Stories | None:
-        """The requested stories; ``None`` if none were requested.
+    def explain(
+        self, record: RunRecord, diagnosis: Diagnosis
+    ) -> tuple[tuple[Story, ...], tuple[Story, ...] | None] | None:
+        """Stories of the ids, and of the slowest requests or ``None``; ``None`` if neither was requested.
 
         :raises InputError: an id is not in the record's traffic.
         """
@@ -119,4 +96,4 @@ class DrillDown:
         ids = choose_ids(record, self.requests)
         stories = tell(record, diagnosis.ledger, (*ids, *choose_slowest(record, self.slowest or 0)))
         count = len(ids)
-        return Stories(requested=stories[:count], slowest=stories[count:], listed=self.slowest is not None)
+        return stories[:count], None if self.slowest is None else stories[count:]

@@ -16,7 +16,7 @@ from latfix.capacity.load_crossing import LoadErrors, quantiles
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.files.json_documents import Document
-from latfix.formatting import rate, significant
+from latfix.formatting import percent, rate, significant
 
 Status = Literal["found", "above", "below", "undecided"]
 #: An interval; an end that was not measured is ``None``.
@@ -139,7 +139,7 @@ def load_answer(
         return LoadAnswer(largest=_unsimulated(cells, target, recorded, why_none), knee=None)
     largest = None
     if target.limit is not None:
-        seen = f"with an error of {100 * errors.typical_error:.0f} % of the pace"
+        seen = f"with an error of {percent(errors.typical_error)} of the pace"
         largest = _largest(errors.wanted(target.limit), loads, recorded, whole, seen, why_wide, why_none)
     knee = _knee(errors.knees(), loads, recorded)
     middle = knee.rps if largest is None or largest.rps is None else largest.rps
@@ -181,7 +181,7 @@ def _largest(
     if none:
         reason += f"; {why_none}"
     elif status == "undecided":
-        reason += f"; not known to within +-{100 * WITHIN:.0f} % because {why_wide}"
+        reason += f"; not known to within +-{percent(WITHIN)} because {why_wide}"
     return LargestLoad(status=status, rps=middle, ci95_rps=(lo, hi), reason=reason)
 
 

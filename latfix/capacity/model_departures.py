@@ -11,7 +11,7 @@ import numpy as np
 from latfix.capacity.measured_load import LoadPoint
 from latfix.capacity.service_moments import BatchService
 from latfix.files.json_documents import Document, json_key
-from latfix.formatting import milliseconds, rate, seconds
+from latfix.formatting import milliseconds, percent, rate, seconds
 from latfix.settings import RunnerSettings
 
 #: A queue observed for fewer relaxation times has not settled.
@@ -128,7 +128,7 @@ def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: ModelPredic
         return None
     verb = "longer" if ratio > 1 else "shorter"
     text = (
-        f"service changes with load: batches of the same size take {100 * abs(ratio - 1):.0f} % {verb} here "
+        f"service changes with load: batches of the same size take {percent(abs(ratio - 1))} {verb} here "
         f"than at load {modelled.measured_at:.3g} ({_ms(expected)} became {_ms(took)})"
     )
     figures = {"ratio": ratio, "expected_ms": expected * 1e3, "measured_ms": took * 1e3, "load": load}
@@ -175,8 +175,8 @@ def _unsettled(point: LoadPoint, modelled: ModelPrediction) -> Reason | None:
 def _prepare(point: LoadPoint) -> Reason | None:
     if point.prepare_share < 0.6:
         return None
-    workers = f"workers {100 * point.worker_share:.0f} %"
-    text = f"prepare threads are busy {100 * point.prepare_share:.0f} % of the time ({workers})"
+    workers = f"workers {percent(point.worker_share)}"
+    text = f"prepare threads are busy {percent(point.prepare_share)} of the time ({workers})"
     return Reason(id="prepare", text=text, figures={"prepare": point.prepare_share, "workers": point.worker_share})
 
 

@@ -64,7 +64,8 @@ def check_type(path: Path, name: str, kind: Any, *, rows: int = 1) -> None:
         sound, expected = whole, "whole numbers"
     # A column of errors without any may have the null type.
     if not sound and not (name == "error" and pa.types.is_null(kind)):
-        raise InputError(f"{path}: found {_words(kind)} in column {name!r}; expected {expected}, as latfix writes")
+        found = " ".join(str(kind).split())[:80]
+        raise InputError(f"{path}: found {found} in column {name!r}; expected {expected}, as latfix writes")
 
 
 def _converted(path: Path, name: str, found: Any, dtype: type[np.number[Any]]) -> npt.NDArray[Any]:
@@ -72,10 +73,6 @@ def _converted(path: Path, name: str, found: Any, dtype: type[np.number[Any]]) -
     if values.dtype == np.uint64 and len(values) and values.max() > LARGEST:
         raise _refusal(path, name, values.max())
     return np.asarray(values.astype(dtype, copy=False))
-
-
-def _words(kind: Any) -> str:
-    return " ".join(str(kind).split())[:80]
 
 
 def _refusal(path: Path, name: str, found: object) -> InputError:

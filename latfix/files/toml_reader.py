@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,10 @@ def _check_values(document: Mapping[str, Any], file: Path, text: str) -> None:
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
             key = path[-1] if path[-1].isidentifier() else shown(path[-1])
             raise input_error(file, _line_of(path, text), f"{key} = {shown(value)}", _WITHIN)
-        pending.extend(_within(path, depth, value))
-
-
-def _within(path: tuple[str, ...], depth: int, value: object) -> Iterator[tuple[tuple[str, ...], int, Any]]:
-    if isinstance(value, dict):
-        yield from (((*path, key), depth + 1, item) for key, item in value.items())
-    elif isinstance(value, list):
-        yield from ((path, depth + 1, item) for item in value)
+        if isinstance(value, dict):
+            pending += [((*path, key), depth + 1, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            pending += [(path, depth + 1, item) for item in value]
 
 
 def _line_of(path: tuple[str, ...], text: str) -> int | None:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.formatting import LATENCY_KEYS, interval_bounds
-from latfix.lower_bound import restored
+from latfix.formatting import LATENCY_KEYS, finite, interval_bounds
 from latfix.stages import Status
 from latfix.statistics.censored import Outcomes, beyond_any, outcomes_of
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
-from latfix.statistics.percentiles import (
-    beyond_summary,
-    percentile_figures,
-    percentile_key,
-    percentile_of,
-)
+from latfix.statistics.percentiles import beyond_summary, percentile_figures, percentile_key, percentile_of
 from latfix.statistics.score_bounds import Rounds, decision_bounds
 
 if TYPE_CHECKING:
+    from latfix.results.diagnosis import Diagnosis
     from latfix.run_record.chunked_record import RecordSource
     from latfix.run_record.run_record import RunRecord
 
@@ -116,16 +111,13 @@ class GateSubject:
             return self.cause_shares_ci95.get(metric.removeprefix("cause:"))
         return self.latency_ci95_ms.get(metric)
 
-    def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource) -> GateSubject:
+    def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource | Outcomes) -> GateSubject:
         """Add the percentiles among ``metrics`` that the summary lacks, computed from the run's requests."""
-        return self.with_percentiles_of(metrics, lambda: outcomes_of(source))
-
-    def with_percentiles_of(self, metrics: Iterable[str], outcomes: Callable[[], Outcomes]) -> GateSubject:
-        """As :meth:`with_percentiles`; ``outcomes`` is called only if a percentile is missing."""
         wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
         if not wanted:
             return self
-        figures, intervals = percentile_figures(outcomes(), wanted)
+        outcomes = source if isinstance(source, Outcomes) else outcomes_of(source)
+        figures, intervals = percentile_figures(outcomes, wanted)
         return replace(
             self,
             latency_ms={**self.latency_ms, **figures},
@@ -133,43 +125,31 @@ class GateSubject:
         )
 
     @classmethod
-    def from_diagnosis(cls, document: Mapping[str, Any]) -> GateSubject:
-        """From the content of ``diagnosis.json``."""
-        tail = document["tail"]
-        excess = tail["excess_ms"] or 0.0
-        causes = {str(row["cause"]): row for row in document["causes"]}
-        bounds = {cause: interval_bounds(row["ci95_ms"]) for cause, row in causes.items()}
-        replayed = (document.get("source") or {}).get("kind", "replay") == "replay"
+    def from_diagnosis(cls, found: Diagnosis) -> GateSubject:
+        """The figures of a diagnosis."""
+        excess = found.excess_ms
+        bounds = {cause.cause: interval_bounds(cause.ci95_ms) for cause in found.causes}
         return cls(
-            latency_ms=restored(document["latency_ms"]),
-            requests={name: number for name, number in document["requests"].items() if number is not None},
+            latency_ms=found.latency_ms,
+            requests=found.counts,
             latency_ci95_ms={
-                key: pair
-                for key, value in document.get("latency_ci95_ms", {}).items()
-                if (pair := _bounds(value)) is not None
+                key: (low, math.inf if math.isnan(high) else high)
+                for key, (low, high) in found.latency_ci95_ms.items()
+                if math.isfinite(low)
             },
-            losses_known=document["requests"].get("error", 0) is not None,
-            throughput_rps=document.get("throughput_rps"),
-            accuracy=document.get("accuracy"),
-            unexplained_share=float(tail["unexplained_share"]),
-            cause_shares={
-                cause: float(row["tail_share"]) for cause, row in causes.items() if row["tail_share"] is not None
-            },
+            losses_known=found.requests.get("error", 0) is not None,
+            throughput_rps=finite(found.throughput_rps),
+            unexplained_share=found.unexplained_share,
+            cause_shares={cause.cause: cause.tail_share for cause in found.causes if math.isfinite(cause.tail_share)},
             cause_shares_ci95={
                 cause: (pair[0] / excess, pair[1] / excess)
                 for cause, pair in bounds.items()
                 if pair is not None and excess > 0
             },
-            seen=None if replayed else frozenset(document.get("seen", ())),
-            trustworthy=bool(document.get("trustworthy", True)),
-            partial=bool(document.get("partial", False)),
+            seen=None if found.source is None or found.source.kind == "replay" else frozenset(found.seen),
+            trustworthy=found.trustworthy,
+            partial=found.partial,
         )
-
-
-def _bounds(value: Any) -> Bounds | None:
-    """Ends of an interval, infinite for an upper end of ``null``; ``None`` if the lower end is unknown."""
-    low, high = (None, None) if value is None else value
-    return None if low is None else (float(low), math.inf if high is None else float(high))
 
 
 def with_percentile_ratios(

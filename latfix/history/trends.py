@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import ranks
 from latfix.formatting import finite
 from latfix.gates.evaluate import GateResult
 from latfix.gates.reference_level import Level
 from latfix.history.rows import HistoryRow, Series
 from latfix.results.history import HistoryTrend, LevelChange, PastRun
-from latfix.statistics.block_bootstrap import ranks
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
 #: Fewer runs cannot show a change beyond chance.

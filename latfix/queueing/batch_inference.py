@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from latfix.arrays import Bools, Ints
+from latfix.formatting import from_ns, share
 from latfix.queueing.queue_inference import starts
 
 #: When the timer of a batch starts: as its first request arrives, as a worker takes it up, or as its first request
@@ -35,7 +36,7 @@ _VALLEY, _BETWEEN = 2.0, 0.25
 _USUAL = 0.95
 #: A batch's ends are closer than its arrivals, at least by this factor, for this share of those that end together.
 _CLOSER, _MOSTLY = 2.0, 0.5
-#: Largest share of batches that a rule may explain wrongly, and whose computation would end before it began.
+#: Largest share of telling batches that a rule may explain wrongly, and whose computation would end before it began.
 _WRONG, _TOO_EARLY = 0.08, 0.02
 #: A rule this close to the best (share of batches) is preferred if its computation times scatter less.
 _AS_GOOD = 0.01
@@ -57,7 +58,8 @@ class Rule:
     :param workers: batches that are computed at once.
     :param window_ns: how long a batch is held open; ``timer`` since when.
     :param limit: largest size; ``None`` if none was reached.
-    :param wrong: share of batches with other members than the rule says.
+    :param close_ns: ends of one batch follow each other at most so closely.
+    :param wrong: share of batches with other members than the rule says, of those with company by either.
     :param scatter_ns: median deviation of computation times from those of batches of the same size.
     """
 
@@ -65,8 +67,32 @@ class Rule:
     timer: Timer
     window_ns: int
     limit: int | None
+    close_ns: int
     wrong: float
     scatter_ns: float
+
+    def batches(self, arrival: Ints, latency: Ints) -> Batches:
+        """Requests in batches by this rule.
+
+        :param arrival: ``(n,)`` ascending; ``latency`` ``(n,)`` nanoseconds.
+        """
+        runs = _runs(arrival, arrival + latency, self.close_ns, self.limit)
+        free = starts(runs.came, runs.end, self.workers)
+        begin = _begin(runs, free, _closing(runs, free, self.timer, self.window_ns))
+        return Batches(rule=self, first=runs.first, free_ns=free, begin_ns=begin, end_ns=runs.end)
+
+    @property
+    def sentence(self) -> str:
+        """The rule in words, and how well it explains who is in which batch."""
+        limit = "" if self.limit is None else f", at most until {self.limit} are in"
+        since = "a worker takes it up" if self.timer == "worker" else "its first request arrived"
+        held = (
+            f"a batch is held open for {from_ns(self.window_ns)} after {since}{limit}"
+            if self.window_ns
+            else f"a batch begins as soon as a worker is free{limit.replace('until ', '').replace(' are in', '')}"
+        )
+        explains = f"the rule explains {share(1 - self.wrong)} of shared batches"
+        return f"inferred from who ended together ({explains}): {held}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +128,8 @@ class _Runs:
     full: Bools
 
 
-def infer_batches(arrival: Ints, latency: Ints, resolution_ns: int) -> Batches | None:
-    """The batches that a log shows; ``None`` if no requests ended together, or no rule explains who did.
+def infer_rule(arrival: Ints, latency: Ints, resolution_ns: int) -> Rule | None:
+    """How requests were gathered in batches; ``None`` if none ended together, or no rule explains who did.
 
     :param arrival: ``(n,)`` ascending; ``latency`` ``(n,)`` nanoseconds.
     :param resolution_ns: of both.
@@ -119,7 +145,8 @@ def infer_batches(arrival: Ints, latency: Ints, resolution_ns: int) -> Batches |
         return None
     spread = (np.maximum.reduceat(ended, whole.first) - whole.end)[whole.size > 1]
     slack = max(2 * resolution_ns, int(np.quantile(spread, 0.9)))
-    fits = [fit for limit in _limits(whole.size) for fit in _fits(_runs(came, ended, close, limit), limit, slack)]
+    limited = {limit: _runs(came, ended, close, limit) for limit in _limits(whole.size)}
+    fits = [fit for limit, runs in limited.items() for fit in _fits(runs, limit, close, slack)]
     if not fits:
         return None
     least = min(fit.wrong for fit in fits)
@@ -128,10 +155,7 @@ def infer_batches(arrival: Ints, latency: Ints, resolution_ns: int) -> Batches |
     varied = np.count_nonzero(whole.size != np.argmax(np.bincount(whole.size))) >= _LEAST_SHARED
     if not varied and rule.scatter_ns <= close:
         return None  # servers with equal services, in step with each other, end in the same way
-    runs = _runs(arrival, arrival + latency, close, rule.limit)
-    free = starts(runs.came, runs.end, rule.workers)
-    closed = _closing(runs, free, rule.timer, rule.window_ns)
-    return Batches(rule=rule, first=runs.first, free_ns=free, begin_ns=_begin(runs, free, closed), end_ns=runs.end)
+    return rule
 
 
 def _closeness(end: Ints, resolution_ns: int) -> int | None:
@@ -201,7 +225,7 @@ def _limits(size: Ints) -> tuple[int | None, ...]:
     return (None, *dict.fromkeys(edges[[0, -1]].tolist())) if len(edges) else (None,)
 
 
-def _fits(runs: _Runs, limit: int | None, slack: int) -> Iterator[Rule]:
+def _fits(runs: _Runs, limit: int | None, close: int, slack: int) -> Iterator[Rule]:
     """The best window for each timer and number of workers, if it explains enough batches."""
     sample = slice(1, _BATCHES + 1)  # what the first request of a log met is unknown
     for workers, timer in product(_WORKERS, _TIMERS):
@@ -226,6 +250,7 @@ def _fits(runs: _Runs, limit: int | None, slack: int) -> Iterator[Rule]:
                 timer=timer,
                 window_ns=window,
                 limit=limit,
+                close_ns=close,
                 wrong=float(wrong.min()),
                 scatter_ns=scatter,
             )
@@ -243,10 +268,14 @@ def _begin(runs: _Runs, free: Ints, closed: Ints) -> Ints:
 
 
 def _wrong(runs: _Runs, closed: Ints, slack: int, sample: slice) -> float:
-    """The share of batches with a member that came too late, or without the next one although it came in time."""
+    """The share of batches with a member that came too late, or without the next one although it came in time.
+
+    Of those that had company or should have: others tell nothing.
+    """
     late = runs.last > closed + slack
     missed = ~runs.full & (runs.after <= closed - slack)
-    return float(np.mean((late | missed)[sample]))
+    telling = int(np.count_nonzero(((runs.size > 1) | missed)[sample]))
+    return float(np.count_nonzero((late | missed)[sample])) / max(telling, 1)
 
 
 def _scatter(computed: Ints, size: Ints, waited: Bools) -> float | None:

@@ -17,7 +17,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints, ranks
 from latfix.queueing.closed_loop import in_flight
 from latfix.queueing.replay_lanes import lindley
 
@@ -251,7 +251,7 @@ def _dependence(service: Ints, met: Ints, servers: int) -> tuple[float, float, f
         """The correlation, and the ranks of services without what it explains."""
         if np.count_nonzero(rows) < _LEAST_WAITED or not np.ptp(met[rows]) or not np.ptp(service[rows]):
             return 0.0, np.zeros(0)
-        took, others = (_ranks(values[rows]) for values in (service, met))
+        took, others = (ranks(values[rows]) for values in (service, met))
         took, others = (took - took.mean()) / took.std(), (others - others.mean()) / others.std()
         correlation = float(np.mean(took * others))
         return correlation * math.sqrt(len(took)), took - correlation * others
@@ -343,19 +343,13 @@ def _turns(gaps: Ints) -> int:
     """Servers that end in turns, with equal services or a batch's: gaps between ends repeat after so many. Else 0."""
     if float(gaps.std()) <= _UNEQUAL * float(gaps.mean()):
         return 0  # what repeats in equal gaps is chance
-    place = _ranks(gaps)
+    place = ranks(gaps)
     place = (place - place.mean()) / place.std()
     lags = range(2, min(_CANDIDATES[-1], len(gaps) // _LEAST_WAITED) + 1)
     alike = np.array([float(np.mean(place[lag:] * place[:-lag])) for lag in lags])
     if not len(alike) or alike.max() < _REPEATS:
         return 0
     return lags[int(np.argmax(alike > alike.max() - _REPEATS / 4))]
-
-
-def _ranks(values: Ints) -> Floats:
-    """Ranks, ties averaged."""
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[group], dtype=np.float64)
 
 
 def _overtaken(end: Ints, tolerance_ns: int) -> Ints:

@@ -89,7 +89,7 @@ class Recorded:
     def serve(
         self, policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, window_column: int, alpha: float
     ) -> Served:
-        """One replay with derivatives, as by :func:`latfix.queueing.start_derivatives.serve`.
+        """One replay with derivatives, as by :func:`latfix.queueing.start_derivatives.serve_each`.
 
         Requests without a batch are taken up when they arrive, and add nothing.
         """
@@ -99,9 +99,11 @@ class Recorded:
         if not len(self.first):
             return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
         at = arrival[self.members]
-        first = np.minimum.reduceat(at, self.first)  # minus infinity below if no member joined
-        last = np.maximum.reduceat(np.where(self.joined, at, -np.inf), self.first)
-        opener, latest = self._earliest(arrival), self._latest(arrival)
+        joined = np.where(self.joined, at, -np.inf)  # the last below is minus infinity if no member joined
+        first, last = np.minimum.reduceat(at, self.first), np.maximum.reduceat(joined, self.first)
+        # The members that arrived first, and that joined last; arbitrary if none joined.
+        opener = self._sorted(at)[self.first]
+        latest = self._sorted(joined)[self.first + self.size - 1]
         brought = np.add.reduceat(extra[self.members], self.first, axis=0)
         held = (alpha if window_column >= 0 else 1.0) * self.hold
         service = (
@@ -133,15 +135,6 @@ class Recorded:
         begun[self.members], ended[self.members] = opened[batch], end[batch]
         open_moves[self.members], end_moves[self.members] = opened_moves[batch], ended_moves[batch]
         return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
-
-    def _earliest(self, arrival: Floats) -> Ints:
-        """``(m,)`` the member that arrived first."""
-        return np.asarray(self._sorted(arrival[self.members])[self.first], dtype=np.int64)
-
-    def _latest(self, arrival: Floats) -> Ints:
-        """``(m,)`` the member that joined last; arbitrary if none joined."""
-        joined = np.where(self.joined, arrival[self.members], -np.inf)
-        return np.asarray(self._sorted(joined)[self.first + self.size - 1], dtype=np.int64)
 
     def _sorted(self, values: Floats) -> Ints:
         """Members by batch, in the order of ``values``."""

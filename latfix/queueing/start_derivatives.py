@@ -42,33 +42,6 @@ class Served:
         )
 
 
-def serve(
-    policy: Policy,
-    arrival: Floats,
-    arrival_moves: Floats,
-    extra: Floats,
-    window_column: int,
-    priority: Ints,
-    alpha: float,
-    length: Ints | None = None,
-) -> Served:
-    """Replay with service ``reference + alpha * extra`` and window ``alpha * window``.
-
-    :param arrival: ``(n,)`` when requests reach the queue at this ``alpha``; ``arrival_moves`` ``(n, k)`` its
-        derivative.
-    :param extra: ``(n, k)`` service beyond the reference that a request adds to its batch, by column.
-    :param window_column: the column to which the window itself counts, or -1.
-    :param priority: ``(n,)`` 0 served first.
-    :param length: ``(n,)`` lengths of the inputs, for a policy by length.
-    """
-    if _without_events(policy, priority):
-        each = _one_by_one(policy, arrival[None], arrival_moves[None], extra, np.array([alpha]))
-        return Served(open=each.open[0], end=each.end[0], open_moves=each.open_moves[0], end_moves=each.end_moves[0])
-    load = alpha * extra.sum(axis=1)
-    replayed = replay(replace(policy, window=alpha * policy.window), arrival, load, priority, length)
-    return _differentiate(replayed, policy.window, arrival_moves, extra, window_column)
-
-
 def serve_each(
     policy: Policy,
     arrival: Floats,
@@ -79,19 +52,24 @@ def serve_each(
     alphas: Floats,
     length: Ints | None = None,
 ) -> Served:
-    """As :func:`serve`, a replay for each of ``alphas``: ``arrival`` ``(q, n)``, ``arrival_moves`` ``(q, n, k)``."""
-    if _without_events(policy, priority):
-        return _one_by_one(policy, arrival, arrival_moves, extra, alphas)
-    each = zip(arrival, arrival_moves, alphas.tolist(), strict=True)
-    return Served.stacked(
-        [serve(policy, at, moves, extra, window_column, priority, alpha, length) for at, moves, alpha in each]
-    )
+    """A replay for each of ``q`` alphas, with service ``reference + alpha * extra`` and window ``alpha * window``.
 
-
-def _without_events(policy: Policy, priority: Ints) -> bool:
-    """True for one worker without batching, and one class of requests: no event loop is needed."""
+    :param arrival: ``(q, n)`` when requests reach the queue at each alpha; ``arrival_moves`` ``(q, n, k)`` its
+        derivative.
+    :param extra: ``(n, k)`` service beyond the reference that a request adds to its batch, by column.
+    :param window_column: the column to which the window itself counts, or -1.
+    :param priority: ``(n,)`` 0 served first.
+    :param length: ``(n,)`` lengths of the inputs, for a policy by length.
+    """
     one_class = not len(priority) or priority.min() == priority.max()
-    return policy.workers == 1 and policy.max_batch == 1 and bool(one_class)
+    if policy.workers == 1 and policy.max_batch == 1 and one_class:  # no event loop is needed
+        return _one_by_one(policy, arrival, arrival_moves, extra, alphas)
+    served = []
+    for at, moves, alpha in zip(arrival, arrival_moves, alphas.tolist(), strict=True):
+        scaled = replace(policy, window=alpha * policy.window)
+        replayed = replay(scaled, at, alpha * extra.sum(axis=1), priority, length)
+        served.append(_differentiate(replayed, policy.window, moves, extra, window_column))
+    return Served.stacked(served)
 
 
 def _one_by_one(policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, alphas: Floats) -> Served:

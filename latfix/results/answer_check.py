@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
-from latfix.formatting import count, counted, significant
+from latfix.formatting import count, counted, percent, significant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class AnswerCheck(Document):
         return f"Answers are compared as {kinds}." if kinds else ""
 
     def _odd(self, odd: OddAnswer) -> str:
-        agree = f"{100 * odd.agreement:.0f} % agree"
+        agree = f"{percent(odd.agreement)} agree"
         far = f"request {odd.request!r}, {_called(odd.output)}: {self._distance(odd)}, {agree}"
         if self.unrepeatable:
             return (

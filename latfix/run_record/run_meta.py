@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_json
 from latfix.files.json_documents import OTHER_KEYS, Document, json_key, plain, read_document
+from latfix.formatting import percent
 from latfix.run_record.process_facts import (
     DeviceWork,
     EmbeddingTables,
@@ -175,7 +176,7 @@ def busy_words(waited: float | None) -> str:
     """How busy a machine was, in words; empty if it was not, or if that is unknown."""
     if waited is None or waited < BUSY_BEFORE:
         return ""
-    return f"in {100 * waited:.0f} % of the last minute some runnable task waited for a core"
+    return f"in {percent(waited)} of the last minute some runnable task waited for a core"
 
 
 def _check_rules(path: Path, table: str, values: Mapping[str, Any]) -> None:

@@ -32,15 +32,7 @@ from latfix.traffic.schedule import Traffic
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
 #: Required columns of ``requests.parquet``; other missing columns are read as zero.
-ESSENTIAL = (
-    "index",
-    "arrival_ns",
-    *(f"{stage}_ns" for stage in STAGES),
-    "latency_ns",
-    "status",
-    "batch_id",
-    "error",
-)
+ESSENTIAL = ("index", "arrival_ns", *(f"{stage}_ns" for stage in STAGES), "latency_ns", "status", "batch_id", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,15 +196,18 @@ def finalize(folder: Path) -> None:
     """
     if not (folder / SEGMENTS).is_dir():
         return
+    import pyarrow as pa
+
     meta = read_meta(folder)
     names = segment_names(meta)
     events, samples, errors = segment_lines(folder / SEGMENTS)
     batches = Segment(folder / SEGMENTS / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"])
     requests = _request_segment(folder, meta)
+    starts = range(0, max(len(batches), 1), ROW_GROUP)
     tables = {
-        "batches": _batch_tables(batches),
-        "events": _line_tables({**events, "detail": [json.dumps(detail) for detail in events["detail"]]}),
-        "samples": _line_tables(samples),
+        "batches": (pa.table(batches.columns(first, first + ROW_GROUP)) for first in starts),
+        "events": iter([pa.table({**events, "detail": [json.dumps(detail) for detail in events["detail"]]})]),
+        "samples": iter([pa.table(dict(samples))]),
         "requests": _request_tables(requests, folder / SCHEDULE, errors),
     }
     for name, parts in tables.items():  # requests last: its presence implies that the others exist
@@ -228,6 +223,8 @@ def replace_events(folder: Path, kind: str, events: Columns) -> None:
 
     :param events: columns as in :data:`latfix.run_record.schema.EVENT_FIELDS`.
     """
+    import pyarrow as pa
+
     path = folder / "events.parquet"
     with damaged(folder):
         known = _read_parquet(path, EVENT_FIELDS)
@@ -236,7 +233,7 @@ def replace_events(folder: Path, kind: str, events: Columns) -> None:
     both = {name: np.concatenate([known[name][others], new[name]]) for name in EVENT_FIELDS}
     order = np.argsort(both["t_ns"], kind="stable")
     with replacement(path) as temporary:
-        write_parts(temporary, _line_tables({name: column[order] for name, column in both.items()}))
+        write_parts(temporary, iter([pa.table({name: column[order] for name, column in both.items()})]))
 
 
 def write_parts(where: Path | BinaryIO, parts: Iterator[Any]) -> None:
@@ -293,19 +290,6 @@ def _in_flight(rows: Columns, schedule: Path) -> Columns:
     waited, none, status = last - arrival[index], np.full(len(index), -1), np.full(len(index), int(Status.UNFINISHED))
     stages = {"index": index, "arrival_ns": arrival[index], "queue_ns": waited, "latency_ns": waited}
     return {**stages, "status": status, "batch_id": none, "prepare_thread": none}
-
-
-def _line_tables(columns: Mapping[str, Any]) -> Iterator[Any]:
-    import pyarrow as pa
-
-    yield pa.table(dict(columns))
-
-
-def _batch_tables(batches: Segment) -> Iterator[Any]:
-    import pyarrow as pa
-
-    for first in range(0, max(len(batches), 1), ROW_GROUP):
-        yield pa.table(batches.columns(first, first + ROW_GROUP))
 
 
 def _request_tables(requests: Segment, schedule: Path, errors: Mapping[int, str]) -> Iterator[Any]:

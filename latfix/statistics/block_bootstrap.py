@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Floats, Ints, ranks
 
 
 def default_block(n: int) -> int:
@@ -140,13 +140,6 @@ def sliding_sums(each: Floats, block: int) -> Floats:
     n = len(each)
     running = np.concatenate([[0.0], np.cumsum(np.concatenate([each, each[:block]]))])
     return np.asarray(running[block : block + n] - running[:n], dtype=np.float64)
-
-
-def ranks(series: Floats) -> Floats:
-    """Ranks from 1, ties averaged. Not from ``scipy.stats``, which takes over a second to import."""
-    _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
-    upper = np.cumsum(counts)
-    return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)
 
 
 def _politis_white(series: Floats) -> int:

@@ -91,13 +91,14 @@ def arm_ratios(
     drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
     fewest = min(int((~np.isnan(np.concatenate(blocks))).sum()) for blocks in (base_blocks, new_blocks))
     estimates: dict[str, RatioEstimate] = {}
-    upper = _decided(decision_bounds(scored, None, rule))
+    least, most = decision_bounds(scored, None, rule)
+    better = True if most < 1.0 else False if least > 1.0 else None
     for key in keys:
         k = _ORDER.index(key)
         half = math.inf  # a single request has no spread
         if fewest > 1:
             half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
-        lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
+        lean = None if better is None or key not in QUANTILES else Lean(better, _SURER * half)
         estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
     return estimates
 
@@ -119,11 +120,6 @@ class _Round:
     def _draw(self, n: int, rng: np.random.Generator) -> Ints:
         block = max(1, min(self.block, n))
         return block_counts(n, next(iter_block_starts(n, block=block, replicates=1, rng=rng)), block)
-
-
-def _decided(bounds: tuple[float, float]) -> bool | None:
-    """True if the new arm is better, False if worse; ``None`` if undecided."""
-    return True if bounds[1] < 1.0 else False if bounds[0] > 1.0 else None
 
 
 def _estimate(

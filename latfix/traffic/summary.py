@@ -14,7 +14,7 @@ import numpy.typing as npt
 from latfix.arrays import Floats, Ints
 from latfix.errors import InputError
 from latfix.files.json_documents import plain
-from latfix.formatting import significant
+from latfix.formatting import percent, significant
 from latfix.request import PRIORITIES
 from latfix.traffic.heavy_tails import Tail, describe_tail
 from latfix.traffic.periodicity import MIN_CYCLES, Period, find_period
@@ -279,7 +279,7 @@ def _classify(
     if period is not None:
         return "periodic", (
             f"The rate repeats every {seconds_text(period.seconds)}: seen {period.cycles:.0f} times, this explains "
-            f"{100 * period.strength:.0f} % of its variation."
+            f"{percent(period.strength)} of its variation."
         )
     burst = max(dispersion, key=lambda entry: entry.index / _poisson_limit(entry), default=None)
     dispersed = burst is not None and burst.index > _poisson_limit(burst)

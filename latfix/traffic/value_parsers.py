@@ -131,13 +131,9 @@ class CalendarReader:
         elif self._has_offset != (zone is not None):
             have = "with" if self._has_offset else "without"
             raise Unreadable(shown(value), f"a timestamp {have} UTC offset, as on the lines before")
-        nanoseconds = _fraction_ns(fraction) if fraction else 0
+        digits = (fraction or "").ljust(10, "0")
+        nanoseconds = int(digits[:9]) + (digits[9] >= "5")
         return (seconds - _offset_seconds(zone, value)) * NS_PER_S + nanoseconds
-
-
-def _fraction_ns(digits: str) -> int:
-    nanoseconds = int(digits[:9].ljust(9, "0"))
-    return nanoseconds + (1 if len(digits) > 9 and digits[9] >= "5" else 0)
 
 
 def _offset_seconds(zone: str | None, value: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -327,6 +327,8 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> LedgerContext:
     in_line = rows["prepare_wait_ns"] - evidence.units["intake"].wall
     # A queue that only the service's own report shows is not replayed.
     waited = in_line + (0 if evidence.setup.servers == 0 else rows["queue_ns"])
+    if evidence.setup.rule is not None:
+        blame = _within(waited, blame)
     held = _held_to(waited, blame)
     waits = np.rint(held * blame.propagated.T).astype(np.int64)
     finished = _finished_before(accounts)
@@ -378,6 +380,18 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> LedgerContext:
             spread=accounts.spread[:, ok],
         ),
     )
+
+
+def _within(waited: Ints, blame: Blame) -> Blame:
+    """A division in which no request waits longer at reference than it did, and nothing ahead made it wait less.
+
+    Batches that are only inferred, and of which the next begins when the last one ends, are as sensitive to their
+    reference as a queue at its capacity.
+    """
+    traffic, propagated = np.minimum(blame.traffic, waited), np.maximum(blame.propagated, 0.0)
+    whole = propagated.sum(axis=1)
+    factor = np.minimum(1.0, (waited - traffic) / np.where(whole > 0, whole, 1.0))
+    return replace(blame, traffic=traffic, propagated=propagated * factor[:, None])
 
 
 def _held_to(waited: Ints, blame: Blame) -> Floats:

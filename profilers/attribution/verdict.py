@@ -199,7 +199,7 @@ def _larger(causes: tuple[CauseSummary, ...], top: CauseSummary) -> str:
     largest = max((cause for cause in causes if cause.cause != UNEXPLAINED), key=lambda cause: cause.tail_ms)
     if largest.tail_ms <= _MUCH_LARGER * top.tail_ms:
         return ""
-    return f"; a larger part, {100 * largest.tail_share:.0f} %, {_uncertain(largest)}"
+    return f"; a larger part, {percent(largest.tail_share)}, {_uncertain(largest)}"
 
 
 def _uncertain(cause: CauseSummary) -> str:
@@ -245,7 +245,7 @@ def describe_part(known: KnownCause, cause: CauseSummary, excess_ms: float) -> s
     waits = cause.propagated_ms > cause.own_ms
     what = f"requests waiting behind {known.behind}" if waits else known.happened
     figures = f"{milliseconds(cause.tail_ms)} of {milliseconds(excess_ms)}"
-    return f"{100 * cause.tail_share:.0f} % of the excess ({figures}) is {what}"
+    return f"{percent(cause.tail_share)} of the excess ({figures}) is {what}"
 
 
 def late_words(lag_ms: float, median_ms: float) -> str | None:
@@ -304,7 +304,7 @@ def warnings(
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
     if n and not live and not np.any(evidence.rows["warmup"]) and first_use >= _WORTH_A_NOTE:
         notes.append(
-            f"No warm-up requests were sent, and first use is {100 * first_use:.0f} % of the tail: "
+            f"No warm-up requests were sent, and first use is {percent(first_use)} of the tail: "
             "warmup_requests = 10 in workload.toml excludes it."
         )
     if n and not evidence.expected.models["compute"].accepted:

@@ -197,6 +197,8 @@ def _overload(line: Line, wait: Floats) -> Bools:
 
     :param wait: ``(n,)`` wait with all work at reference, in order of arrival.
     """
+    # Who comes during a batch waits for its end: that alone is no backlog.
+    wait = np.maximum(wait - line.workers.reference[-1], 0.0) if line.workers.max_batch > 1 else wait
     order = np.argsort(line.handed, kind="stable")
     result = np.zeros(len(order), dtype=bool)
     result[order] = grew_for_good(line.handed[order], wait[order], line.lasting)

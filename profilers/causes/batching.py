@@ -2,20 +2,26 @@
 
 ``batching.window``: waits for the batch timer while the worker was free.
 ``batching.size``: longer compute because others shared the batch, and a finish after theirs.
-``batching.padding``: time computed on padding.
+``batching.padding``: time computed on padding; of a service behind an address, a part of the size.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.formatting import counted, from_ns
+from latfix.formatting import counted, from_ns, percent
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence, spread
 from latfix.queueing.length_buckets import padding_share
+
+
+def _window_claim(evidence: Evidence, _left: Left) -> Claim:
+    return Claim(own={"window": evidence.window}, usual={"window": 0})
 
 
 def _window_sentence(evidence: Evidence, figures: TailFigures) -> str:
@@ -63,8 +69,20 @@ def _size_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+def _window_outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    rule = evidence.setup.rule
+    how = "" if rule is None else f"{rule.sentence}; "
+    waited = median_and_p99(evidence.window[evidence.ok])
+    return f"{how}with a free worker, requests waited {waited}; {own_and_propagated(figures)}."
+
+
 def _size_outside(evidence: Evidence, left: Left) -> Claim:
-    """Standstills of all streams that ended with a new request's first output: its prefill in their batch."""
+    """The others in an inferred batch; of streams, standstills of all that ended with a new request's first output.
+
+    Such a standstill is the new request's prefill in their batch.
+    """
+    if evidence.setup.rule is not None:
+        return _shared_outside(evidence, left)
     still, units = evidence.standstills, {}
     for name, new in (("compute", still.newcomers[evidence.head]), ("finish", still.newcomers)):
         unit = evidence.units[name]
@@ -73,7 +91,24 @@ def _size_outside(evidence: Evidence, left: Left) -> Claim:
     return Claim(units=units)
 
 
+def _shared_outside(evidence: Evidence, left: Left) -> Claim:
+    """All that the batch computes beyond the request alone, padding included, and the answers before its own."""
+    size, quiet = _size_claim(evidence, left), evidence.quiet
+    padding = evidence.expected.padded - evidence.expected.unpadded
+    rest = evidence.of_batch(padding - evidence.units["compute"].wall) + evidence.rows["compute_ns"]
+    usual = size.usual["compute"] + evidence.norms.of("rest_of_batch", lambda: quiet_median(rest, quiet))
+    one_by_one = np.zeros_like(padding) if size.behind is None else size.behind
+    return replace(
+        size,
+        own={"compute": size.own["compute"] + rest},
+        usual={"compute": usual},
+        behind=one_by_one + padding,
+    )
+
+
 def _size_outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    if evidence.setup.rule is not None:
+        return _size_sentence(evidence, figures)
     still = evidence.standstills
     return (
         f"all streams paused together {counted(len(still.prefill), 'time')}, for up to "
@@ -90,14 +125,17 @@ def _padding_claim(evidence: Evidence, _left: Left) -> Claim:
 
 def _padding_sentence(evidence: Evidence, figures: TailFigures) -> str:
     share = padding_share(evidence.batches)
-    return f"{100 * share:.0f} % of the computed elements were padding; {own_and_propagated(figures)}."
+    return f"{percent(share)} of the computed elements were padding; {own_and_propagated(figures)}."
 
 
 WINDOW = Cause(
     id="batching.window",
     fixes=("batch.window", "batch.adaptive", "batch.continuous"),
-    claim=lambda evidence, _left: Claim(own={"window": evidence.window}, usual={"window": 0}),
+    claim=_window_claim,
     sentence=_window_sentence,
+    outside=_window_claim,
+    outside_sentence=_window_outside_sentence,
+    outside_needs=lambda evidence: evidence.setup.rule is not None,
 )
 SIZE = Cause(
     id="batching.size",
@@ -106,7 +144,7 @@ SIZE = Cause(
     sentence=_size_sentence,
     outside=_size_outside,
     outside_sentence=_size_outside_sentence,
-    outside_needs=lambda evidence: bool((evidence.rows["chunks"] > 1).any()),
+    outside_needs=lambda evidence: evidence.setup.rule is not None or bool((evidence.rows["chunks"] > 1).any()),
 )
 PADDING = Cause(
     id="batching.padding", fixes=("batch.bucket", "batch.size"), claim=_padding_claim, sentence=_padding_sentence

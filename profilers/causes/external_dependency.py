@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from latfix.formatting import percent
 from latfix.profilers.causes.cause import (
     Cause,
     Claim,
@@ -62,7 +63,7 @@ def _neighbor(evidence: Evidence) -> str:
         stopped = float(grown.sum()) / max(float((end - start).sum()), 1.0)
         if stopped > _MOSTLY:
             group = series[len(NEIGHBOR_SERIES) :]
-            return f"; for {100 * stopped:.0f} % of the longer waits the control group {group} was throttled"
+            return f"; for {percent(stopped)} of the longer waits the control group {group} was throttled"
     return ""
 
 

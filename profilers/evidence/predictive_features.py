@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints, ranks
 from latfix.profilers.evidence.expected_work import Members, work_designs
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.work_model import error_out_of_fold
-from latfix.statistics.block_bootstrap import ranks
 
 _MOST_FEATURES = 3
 #: Most features that are tried one by one: those with the strongest correlation with time.

@@ -9,6 +9,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.formatting import counted
 from latfix.profilers.evidence.device_idle import DeviceProfile
+from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
@@ -35,30 +36,35 @@ class Setup:
     :ivar device_profile: device activity of a few profiled batches; ``None`` if unknown.
     :ivar device_waits: lines of the model's code at which the host waits for the device.
     :ivar servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
-        latfix's own runner; ``outside`` True for the former.
+        latfix's own runner; ``outside`` True for the former. ``rule`` how they gather batches, if they do.
     :ivar threads: that run the model: ``workers`` counts the places of each.
     :ivar expandable: torch's allocator maps pages on the device (expandable segments).
     :ivar copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
     """
 
-    def __init__(self, meta: RunMeta, batches: Columns, rows: Columns, servers: int | None = None) -> None:
+    def __init__(self, meta: RunMeta, batches: Columns, rows: Columns, serving: Serving | None = None) -> None:
         settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default: one thread per core.
         threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
         largest = int(batches["size"].max()) if len(batches["size"]) else 1
+        servers, rule = (None, None) if serving is None else (serving.servers, serving.rule)
         workers = servers or max(settings.workers, len(np.unique(batches["worker"])), 1)
         pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
         fault = float(calibration.get("minor_fault_ns", 0.0))
         window, most = _window_ms(settings)
+        if serving is not None:
+            window = most = 0.0 if rule is None else rule.window_ns / 1e6
         continuous = settings.batching == "continuous"
         overlapped = settings.overlap and meta.device != "cpu"
         # With continuous batching, every slot of a worker is a server that takes one request at a time.
-        self.max_batch = 1 if continuous or servers is not None else max(settings.max_batch_size, largest)
-        self.window_ns = int(window * 1e6) if servers is None else 0
-        self.window_most_ns = int(most * 1e6) if servers is None else 0
+        self.max_batch = 1 if continuous else max(settings.max_batch_size if serving is None else 1, largest)
+        self.window_ns = int(window * 1e6)
+        self.window_most_ns = int(most * 1e6)
         self.ageing_ns = int(settings.ageing_ms * 1e6)
+        # The queue's replay knows no other timer than the arrival of a batch's first request.
         self.recorded = (
-            settings.batching != "fixed"
+            (rule is not None and rule.window_ns > 0 and rule.timer != "arrival")
+            or settings.batching != "fixed"
             or settings.schedule != "arrival"
             or overlapped
             # Routing depended on the estimated speed of each worker at the time.
@@ -68,25 +74,26 @@ class Setup:
         self.workers = workers
         self.prepare_threads = max(settings.prepare_threads, pool)
         self.by_length = settings.batch_order == "length"
-        self.pooled = threads > 1 and servers is None
+        self.pooled = threads > 1 and serving is None
         self.on_device = meta.device.startswith("cuda")
         self.minor_fault_ns = fault if fault > 0 else DEFAULT_MINOR_FAULT_NS
         self.minor_fault_error = _relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE
         self.calibrated = fault > 0
-        self.overlapped = overlapped
+        # An event loop hands out a batch's answers while the next one is computed.
+        self.overlapped = overlapped or rule is not None
         self.device_profile = DeviceProfile.of(meta.device_profile)
         self.device_waits = meta.device_waits
         self.copy_costs = _copy_costs(calibration)
         self.worker_devices = meta.worker_devices
         self.places = settings.places
         self.threads = -(-workers // settings.places)
-        self.servers, self.outside = servers, servers is not None
+        self.servers, self.outside, self.rule = servers, servers is not None, rule
         self.expandable = bool(meta.device_memory.get("settings", {}).get("expandable_segments"))
 
     @property
     def capacity_text(self) -> str:
         """``2 workers, batches of up to 8``, or for a service seen from outside ``2 servers``."""
-        if self.servers is not None:
+        if self.servers is not None and self.rule is None:
             return f"{self.servers} server{'s' * (self.servers != 1)}"
         return f"{counted(self.threads, 'worker')}, batches of up to {max(self.max_batch, self.places)}"
 

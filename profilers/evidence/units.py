@@ -21,8 +21,14 @@ from latfix.profilers.evidence.expected_work import ExpectedWork, Members
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.first_uses import slow_first_uses
-from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
-from latfix.profilers.evidence.outside.outside_view import as_served, presence, process_of, stage_values
+from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, serving_of
+from latfix.profilers.evidence.outside.outside_view import (
+    Serving,
+    as_served,
+    presence,
+    process_of,
+    stage_values,
+)
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, THROTTLED, Counter, ServiceProcess
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, find_shared_cores, nothing_shared
@@ -203,12 +209,12 @@ class Evidence:
         return np.asarray(least, dtype=np.int64)
 
     def at_units(self, name: str, per_request: Ints) -> Ints:
-        """Requests' figures as those of units whose batches have one member each."""
+        """Requests' figures as those of units: of a batch, the largest of its members."""
         if name not in BATCH_UNITS:
             return per_request
         served = self.batch_of >= 0
         figures = np.zeros(len(self.batches["batch_id"]), np.int64)
-        figures[self.batch_of[served]] = per_request[served]
+        np.maximum.at(figures, self.batch_of[served], per_request[served])
         return figures
 
     def paged_in(self, name: str) -> Ints:
@@ -268,12 +274,12 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     :param norms: figures learned from other pieces of the run; missing ones are learned here.
     """
     norms = Norms() if norms is None else norms
-    servers, told = None, ServerAccount()
+    serving, told = None, ServerAccount()
     if record.meta.is_http:
-        servers, told = norms.of("servers", partial(servers_of, record)), server_account(record)
-        record = as_served(record, servers, told.parts.get("queue"))
+        serving, told = norms.of("serving", partial(serving_of, record)), server_account(record)
+        record = as_served(record, serving, told.parts.get("queue"))
     rows, batches = record.requests, record.batches
-    setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, servers))
+    setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, serving))
     n, m = len(rows["index"]), len(batches["batch_id"])
     batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
@@ -312,7 +318,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
-    standstills, locks, shared = _seen_from_outside(record, servers)
+    standstills, locks, shared = _seen_from_outside(record, serving)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -334,7 +340,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         quiet_batch=quiet_batch,
         norms=norms,
         begins=record.begins,
-        process=process_of(rows, record.samples, servers),
+        process=process_of(record, serving),
         standstills=standstills,
         locks=locks,
         shared=shared,
@@ -343,19 +349,19 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     )
 
 
-def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standstills, LockWaits, SharedCores]:
+def _seen_from_outside(record: RunRecord, serving: Serving | None) -> tuple[Standstills, LockWaits, SharedCores]:
     """Standstills, lock waits and waits for other requests of a service behind an address.
 
     Standstills need a service that serves many requests at once: in a queue all requests wait anyway.
     """
     rows = record.requests
     standstills, shared = no_standstills(len(rows["index"])), nothing_shared(len(rows["index"]))
-    if servers is None:
+    if serving is None:
         none = np.zeros(len(rows["index"]), np.int64)
         return standstills, LockWaits(lock=none, python=none), shared
     at, end = presence(rows)
     answers = None
-    if servers == 0:
+    if serving.servers == 0:
         first = end - rows["finish_ns"]
         standstills = find_standstills(at, first, end, rows["index"], record.events)
         shared = find_shared_cores(record.samples, at, end)
@@ -403,6 +409,8 @@ def _heads(batch_of: Ints, enqueue: Ints, priority: Ints, m: int) -> Ints:
 
 def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, setup: Setup) -> Ints:
     """When a batch was due to close, full or at the end of the window; at most its actual close."""
+    if setup.outside:  # only inferred, by the same rule
+        return np.asarray(batches["close_ns"], dtype=np.int64)
     opened = batches["open_ns"]
     last = np.maximum(opened, members.largest(enqueue - enqueue.min(initial=0)) + enqueue.min(initial=0))
     if setup.window_most_ns > setup.window_ns:

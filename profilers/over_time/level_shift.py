@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Floats
-from latfix.statistics.block_bootstrap import ranks
+from latfix.arrays import Floats, ranks
 
 #: Number of windows that stretches consist of; least number and share of values inside and outside.
 _WINDOWS, _LEAST, _LEAST_SHARE = 24, 4, 0.1

@@ -83,12 +83,14 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "vLLM": f"--max-num-seqs lower; {_SPLIT_PROMPTS}",
         "Triton": "max_batch_size or preferred_batch_size lower",
         "TGI": "--max-batch-size lower",
+        "": "a lower limit of the service's batches, if a full one takes about as long as its members one by one",
     },
     "batching.window": {
         "Ray Serve": "batch_wait_timeout_s of @serve.batch lower",
         "LitServe": "batch_timeout of LitAPI lower",
         "mosec": "max_wait_time in append_worker lower",
         "Triton": "dynamic_batching max_queue_delay_microseconds lower",
+        "": "a shorter timer of the service's batches, or none: the next begins when the model is free",
     },
     "input.size": {
         "SGLang": "long prompts to a replica of their own; --schedule-policy lpm where prompts begin alike",

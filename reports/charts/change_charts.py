@@ -65,10 +65,6 @@ def _ratio_marks(axis: Any, low: float, high: float) -> None:
     axis.set_ticks([], minor=True)
 
 
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
-
-
 def waterfall(name: str, shares: Sequence[Share], key: str = "p99") -> Markup | None:
     """A figure from before to after, a bar for each fix; ``None`` if it is unknown, as among lost requests.
 
@@ -91,7 +87,8 @@ def waterfall(name: str, shares: Sequence[Share], key: str = "p99") -> Markup | 
             low, high = sorted((share.before_ms, share.after_ms))
             axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
             axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
-            label_right(axes, _signed(share.after_ms - share.before_ms), high, y)
+            sign = "−" if share.after_ms < share.before_ms else "+"
+            label_right(axes, f"{sign}{significant(high - low)}", high, y)
         named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
         axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
         axes.set_xlabel(f"{key}, ms")

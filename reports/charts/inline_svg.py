@@ -186,7 +186,9 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     root = ElementTree.fromstring(buffer.getvalue())
     for parent in root.iter():
         for child in list(parent):
-            if child.tag in (f"{_SVG}metadata", f"{_SVG}style") or _is_empty(child):
+            group = child.tag in (f"{_SVG}defs", f"{_SVG}g")  # matplotlib leaves several empty ones
+            empty = group and not len(child) and not (child.text or "").strip()
+            if empty or child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
                 parent.remove(child)
     for node in root.iter():
         node.tag = node.tag.removeprefix(_SVG)
@@ -197,11 +199,6 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     title.text = visible(label, limit=600)
     root.insert(0, title)
     return Markup(re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)))
-
-
-def _is_empty(node: ElementTree.Element) -> bool:
-    """True for empty groups and definitions (matplotlib leaves several)."""
-    return node.tag in (f"{_SVG}defs", f"{_SVG}g") and not len(node) and not (node.text or "").strip()
 
 
 def _rewrite(node: ElementTree.Element, name: str) -> None:

@@ -103,7 +103,8 @@ def _interval(axes: Axes, point: SweepPoint, color: str) -> None:
 
 def _predictions(axes: Axes, setting: SettingRow, color: str) -> None:
     """The predicted line and its interval, as far as it is within four times the replayed values."""
-    most = 4 * max((_percentile(point) for point in setting.points if not point.saturated), default=np.inf)
+    known = [_percentile(point) for point in setting.points if not point.saturated]
+    most = 4 * max(filter(np.isfinite, known), default=np.inf)
     some = [each for each in setting.found.predicted if each.percentile_ms <= most]
     x = [each.offered_rps for each in some]
     axes.plot(x, [each.percentile_ms for each in some], color=color, linewidth=1.5, linestyle="--")

@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 
 from latfix.formatting import LATENCY_KEYS, key_label, significant, visible
 from latfix.reports.ci.ci_summary import Summary
-from latfix.reports.comparison_rows import GateRow
 
 _LONGEST = 2000
 _TAGS = {"failed": "failure", "undecided": "skipped"}
+#: Ant's schema has no type for skipped.
+_TYPES = {"failure": "failed", "error": "not judged"}
 
 
 def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> str:
@@ -24,10 +25,10 @@ def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> s
     :param seconds: total duration.
     :param host: name of the machine; empty for ``localhost``.
     """
-    cases = [_case(summary, gate) for gate in summary.gates]
-    errors = [_error(summary, gate, summary.failure or "the run did not finish") for gate in summary.unjudged]
-    if summary.failure and not errors:
-        errors.append(_error(summary, "run", summary.failure))
+    cases = [_case(summary, gate.gate, _TAGS.get(gate.outcome), gate.reason) for gate in summary.gates]
+    names = summary.unjudged or (("run",) if summary.failure else ())
+    why = summary.failure or "the run did not finish"
+    errors = [_case(summary, name, "error", why) for name in names]
     suite = ElementTree.Element(
         "testsuite",
         {
@@ -55,26 +56,13 @@ def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> s
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(summary: Summary, gate: GateRow) -> ElementTree.Element:
-    case = _testcase(summary, gate.gate)
-    tag = _TAGS.get(gate.outcome)
+def _case(summary: Summary, name: str, tag: str | None, why: str) -> ElementTree.Element:
+    attributes = {"name": _token(name), "classname": f"latfix.{_token(summary.workload)}", "time": "0"}
+    case = ElementTree.Element("testcase", attributes)
     if tag is not None:
-        reason = visible(gate.reason, limit=_LONGEST)
-        kind = {"type": gate.outcome} if tag == "failure" else {}  # Ant's schema has no type for skipped
+        reason, kind = visible(why, limit=_LONGEST), {"type": _TYPES[tag]} if tag in _TYPES else {}
         ElementTree.SubElement(case, tag, {**kind, "message": reason}).text = reason
     return case
-
-
-def _error(summary: Summary, name: str, why: str) -> ElementTree.Element:
-    case = _testcase(summary, name)
-    reason = visible(why, limit=_LONGEST)
-    ElementTree.SubElement(case, "error", {"type": "not judged", "message": reason}).text = reason
-    return case
-
-
-def _testcase(summary: Summary, name: str) -> ElementTree.Element:
-    attributes = {"name": _token(name), "classname": f"latfix.{_token(summary.workload)}", "time": "0"}
-    return ElementTree.Element("testcase", attributes)
 
 
 def _properties(summary: Summary) -> ElementTree.Element:
@@ -86,7 +74,7 @@ def _properties(summary: Summary) -> ElementTree.Element:
     for prefix, arm in arms:
         for key in LATENCY_KEYS:
             if arm is not None and arm.latency_ms.get(key) is not None:
-                pairs.append((f"{prefix}{key_label(key)} ms", significant(arm.latency_ms[key])))
+                pairs.append((f"{prefix}{key_label(key)} ms", significant(arm.latency_ms[key]).replace(",", "")))
     for name, value in pairs:
         if not value:
             continue

@@ -8,7 +8,7 @@ HTML, links, or mentions a user.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
@@ -54,8 +54,9 @@ _OUTCOMES = {"passed": "passed", "failed": "**FAILED**", "undecided": "undecided
 def markdown(summary: Summary) -> str:
     """The document. Starts with a heading, ends with a line break."""
     name = f": {_code(summary.workload)}" if summary.workload else ""  # a kept comparison has none
+    device = f" on {text(summary.device, limit=60)}" if summary.device else ""
     parts = [
-        [f"## latfix {summary.command}{name}{_on(summary.device)} {_headline(summary)}"],
+        [f"## latfix {summary.command}{name}{device} {_headline(summary)}"],
         _paragraphs(summary),
         _answer(summary.answer),
         _gates(summary),
@@ -109,10 +110,6 @@ def _begins_link(shown: str, k: int) -> bool:
 
 def _code(value: object, *, limit: int = 200) -> str:
     return f"<code>{text(value, limit=limit)}</code>"
-
-
-def _on(device: str) -> str:
-    return f" on {text(device, limit=60)}" if device else ""
 
 
 def _headline(summary: Summary) -> str:
@@ -208,12 +205,8 @@ def _size(cause: CauseSummary) -> tuple[str, str, str]:
 
 
 def _steps(summary: Summary) -> list[str]:
-    return _table(("fix", "status", "why", "mean", "p99", "p99, ms"), _step_rows(summary), left=3)
-
-
-def _step_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
-    for step in summary.steps[:_MOST_ROWS]:
-        yield (
+    rows = [
+        (
             _code(step.fix),
             f"**{step.words}**" if step.status == "kept" else text(step.words),
             text(step.reason),
@@ -221,3 +214,6 @@ def _step_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
             step.p99.words(),
             significant(step.p99_ms),
         )
+        for step in summary.steps[:_MOST_ROWS]
+    ]
+    return _table(("fix", "status", "why", "mean", "p99", "p99, ms"), rows, left=3)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from latfix import __version__
 from latfix.formatting import visible
 from latfix.reports.exports.request_slices import RequestSlice, request_slices
 from latfix.run_record.chunked_record import RecordSource, TableName
-from latfix.run_record.schema import Columns
 
 REQUESTS, WORKERS, EVENTS, COUNTERS = 1, 2, 3, 4
 _PROCESSES = {REQUESTS: "requests", WORKERS: "workers", EVENTS: "events", COUNTERS: "counters"}
@@ -47,12 +46,8 @@ def _earliest(source: RecordSource) -> int:
     first = [int(rows["arrival_ns"].min()) for rows in source.scan(("arrival_ns",)) if len(rows["arrival_ns"])]
     tables: tuple[tuple[TableName, str], ...] = (("batches", "open_ns"), ("events", "t_ns"), ("samples", "t_ns"))
     for table, column in tables:  # sorted by time
-        first += [int(rows[column].min()) for rows in _first_of(source.table(table)) if len(rows[column])]
+        first += [int(rows[column].min()) for rows in islice(source.table(table), 1) if len(rows[column])]
     return min(first, default=0)
-
-
-def _first_of(pieces: Iterator[Columns]) -> list[Columns]:
-    return [piece for piece in (next(pieces, None),) if piece is not None]
 
 
 def _us(ns: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ class MetricsEndpoint(ThreadingHTTPServer):
 
     daemon_threads = True
     text = "# EOF\n"
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__(address, _Handler)  # type: ignore[arg-type]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing about a client that went away; others print a traceback."""
@@ -66,9 +71,9 @@ def metrics_endpoint(where: str | None) -> Iterator[MetricsEndpoint | None]:
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise InputError(f"--metrics: found {where!r}; expected [HOST:]PORT, such as 9464")
     try:
-        server = MetricsEndpoint((host.strip("[]") or _HOME, int(port)), _Handler)
-    except OSError as error:
-        raise InputError(f"--metrics: found {where}, which cannot be bound ({error.strerror or error})") from error
+        server = MetricsEndpoint(host.strip("[]") or _HOME, int(port))
+    except (OSError, UnicodeError) as error:  # a name that is no host name
+        raise InputError(f"--metrics: found {where}, which cannot be bound ({error})") from error
     with server:
         thread = threading.Thread(target=server.serve_forever, name="latfix-metrics", daemon=True)
         thread.start()

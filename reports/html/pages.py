@@ -45,6 +45,7 @@ from latfix.reports.charts.chart_data import (
 from latfix.reports.charts.flame_graph import flame_graphs
 from latfix.reports.diagnosis_rows import (
     ABOUT_ZERO,
+    CauseRow,
     active_causes,
     cause_advice,
     cause_rows,
@@ -58,7 +59,6 @@ from latfix.reports.diagnosis_rows import (
     line_rows,
     main_causes,
     remaining_ms,
-    rest_row,
     service_words,
     small_causes_words,
     unexplained_words,
@@ -308,11 +308,16 @@ def tail_values(diagnosis: Diagnosis, anchor: str = "causes") -> dict[str, Any]:
     every = cause_rows(diagnosis, limit=_CAUSES)
     words, rest, small = excess_words(diagnosis), remaining_ms(diagnosis), small_causes_words(diagnosis)
     rows = main_causes(diagnosis) if finite(diagnosis.excess_ms) and diagnosis.excess_ms > 0 else every
-    drawn = rows if not small else [*rows, rest_row(rest)]
+    label = "overlap of the above" if rest < 0 else "all others"
+    others = CauseRow(cause="", label=label, tail_ms=rest, own_ms=rest, propagated_ms=0.0, share=None)
     queued, single = diagnosis.unit == "request", diagnosis.is_single
     reference = 0.0 if single else finite(diagnosis.reference_ms) or 0.0
     chart = run_charts.cause_waterfall(
-        f"{anchor}-chart", drawn, reference, diagnosis.unit, of=tail_words(diagnosis.percentile)
+        f"{anchor}-chart",
+        [*rows, others] if small else rows,
+        reference,
+        diagnosis.unit,
+        of=tail_words(diagnosis.percentile),
     )
     overlap = " The causes claim more than this time, because they overlap." if small and rest < 0 else ""
     total, whole = cause_total(every, diagnosis)

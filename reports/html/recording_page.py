@@ -79,10 +79,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         unit_columns=[diagnosis.unit, "start, s", "took, ms", *(f"{name}, ms" for name in columns), "others, ms"],
         unit_rows=[_unit_row(unit, columns) for unit in units],
         read=read_words(diagnosis),
-        definitions=[
-            *((name, words) for name, words in DEFINITIONS if name in _DEFINED),
-            *CLASS_DEFINITIONS,
-        ],
+        definitions=[*((name, words) for name, words in DEFINITIONS if name in _DEFINED), *CLASS_DEFINITIONS],
         tail=tail_values(diagnosis),
     )
 

@@ -9,13 +9,7 @@ from typing import Any
 from latfix.config.plan import Plan
 from latfix.files.toml_writer import toml_comment
 from latfix.reports.server_configs import kubernetes, litserve, rayserve, torchserve, triton, vllm
-from latfix.reports.server_configs.formats import (
-    properties,
-    protobuf_text,
-    python_mapping,
-    shell_variables,
-    yaml,
-)
+from latfix.reports.server_configs.formats import properties, protobuf_text, python_mapping, shell_variables, yaml
 from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, translate
 
 #: Start of the first line of every file.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, gpus
+from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, by_value, gpus
 
 _CAPABILITIES = ("securityContext", "capabilities", "add")
 _STATIC = "exclusive cores need whole CPUs with requests equal to limits, and a node with cpuManagerPolicy: static"
@@ -41,12 +41,6 @@ def _nice(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
         yield f"Kubernetes does not set process priorities: {NO_COUNTERPART['nice']}"
 
 
-def _lock(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    if value:
-        yield Put(_CAPABILITIES, ["IPC_LOCK"])
-        yield NO_COUNTERPART["lock_memory"]
-
-
 def _threads(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     yield from _cores(value, settings)
     if value:
@@ -61,6 +55,6 @@ TABLE: Table = {
     "intra_op_threads": _threads,
     "pin": lambda value, _settings: [_STATIC] if value != "off" else [],
     "nice": _nice,
-    "lock_memory": _lock,
+    "lock_memory": by_value({True: [Put(_CAPABILITIES, ["IPC_LOCK"]), NO_COUNTERPART["lock_memory"]]}),
     "env": lambda _value, _settings: [],  # the whole environment is in env
 }

@@ -10,10 +10,6 @@ from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table
 _API, _SERVER = "LIT_API", "LIT_SERVER"
 
 
-def _seconds(value: float) -> float:
-    return value / 1000
-
-
 def _device(value: str, settings: Mapping[str, Any]) -> list[Put | str]:
     found: list[Put | str] = [Put((_SERVER, "accelerator"), value.partition(":")[0])]
     return [*found, Put((_SERVER, "devices"), numbers)] if (numbers := gpus(settings)) else found
@@ -28,7 +24,7 @@ TABLE: Table = {
     "device": _device,
     "devices": lambda _value, _settings: [],  # with device
     "max_batch_size": put(_API, "max_batch_size"),
-    "batch_window_ms": lambda value, _settings: [Put((_API, "batch_timeout"), _seconds(value))],
+    "batch_window_ms": lambda value, _settings: [Put((_API, "batch_timeout"), value / 1000)],
     "workers": _workers,
-    "timeout_ms": lambda value, _settings: [Put((_SERVER, "timeout"), _seconds(value) if value else False)],
+    "timeout_ms": lambda value, _settings: [Put((_SERVER, "timeout"), value / 1000 if value else False)],
 }

@@ -16,10 +16,7 @@ _QUEUE = ("dynamic_batching", "default_queue_policy")
 _ACCELERATORS = ("optimization", "execution_accelerators")
 _ONNX = ("onnxruntime", "openvino", "tensorrt")
 _CONVERTED = "Triton's ONNX Runtime backend takes the model as ONNX: export it yourself"
-
-
-def _microseconds(milliseconds: float) -> int:
-    return round(milliseconds * 1000)
+_EAGER = "only Triton's TensorRT backend (.plan files) prepares the next batch during compute"
 
 
 def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -30,7 +27,7 @@ def _size(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
 
 
 def _window(value: float, settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    yield Put(("dynamic_batching", "max_queue_delay_microseconds"), _microseconds(value))
+    yield Put(("dynamic_batching", "max_queue_delay_microseconds"), round(value * 1000))
     if "max_batch_size" not in settings:
         yield "Triton batches only with max_batch_size: add the workload's value"
 
@@ -64,7 +61,7 @@ def _workers(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
 def _timeout(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value:
         yield Put((*_QUEUE, "timeout_action"), Symbol("REJECT"))
-        yield Put((*_QUEUE, "default_timeout_microseconds"), _microseconds(value))
+        yield Put((*_QUEUE, "default_timeout_microseconds"), round(value * 1000))
         yield Put((*_QUEUE, "allow_timeout_override"), True)
         yield "Triton's timeout ends the wait in the queue, not a running request"
 
@@ -101,12 +98,6 @@ def _pinned(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put]:
     yield Put(("optimization", "output_pinned_memory", "enable"), value)
 
 
-def _eager(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    if value:
-        yield Put(("optimization", "eager_batching"), True)
-        yield "only Triton's TensorRT backend (.plan files) prepares the next batch during compute"
-
-
 TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
@@ -130,6 +121,6 @@ TABLE: Table = {
     ),
     "ageing_ms": "dynamic_batching has priority_levels, but waiting requests do not rise in priority",
     "pinned_staging": _pinned,
-    "overlap": _eager,
+    "overlap": by_value({True: [Put(("optimization", "eager_batching"), True), _EAGER]}),
     "cuda_graphs": _with_tensorrt("cuda_graphs", (True,)),
 }

@@ -39,11 +39,11 @@ from latfix.reports.diagnosis_rows import (
     cause_rows,
     cause_total,
     cost_words,
+    error_words,
     excess_words,
     focus_key,
     lag_words,
     line_rows,
-    loss_rows,
     main_causes,
     read_words,
     service_words,
@@ -160,17 +160,25 @@ def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
 
 def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     """The lost requests by status, and what they had waited for."""
-    rows = loss_rows(diagnosis)
-    if not rows:
+    if not diagnosis.lost:
         return
     yield heading("Requests that did not end ok")
     columns = [Column("", right=False), Column("requests"), Column("waited ms"), Column("lost in", right=False)]
-    yield FittedTable(columns, [[row.status, row.requests, row.waited, row.stages] for row in rows])
-    for row in rows:
-        if row.errors:
-            yield safe(f"{row.status}: {row.errors}", limit=400)
-        if row.waited_for:
-            yield safe(f"{row.status}: mean wait by cause, ms: {row.waited_for}", "dim", limit=300)
+    rows: list[Sequence[Cell]] = [
+        [
+            lost.status,
+            f"{lost.requests:,} ({share(lost.share)})",
+            significant(lost.waited_ms.get("p50")),
+            ", ".join(f"{number:,} {stage}" for stage, number in lost.in_stage.items()),
+        ]
+        for lost in diagnosis.lost
+    ]
+    yield FittedTable(columns, rows)
+    for lost in diagnosis.lost:
+        if lost.errors:
+            yield safe(f"{lost.status}: {error_words(lost.errors)}", limit=400)
+        if waits := ", ".join(f"{name} {significant(spent)}" for name, spent in lost.waited_for_ms.items()):
+            yield safe(f"{lost.status}: mean wait by cause, ms: {waits}", "dim", limit=300)
 
 
 def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:

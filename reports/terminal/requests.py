@@ -21,11 +21,12 @@ from latfix.reports.request_rows import (
     wait_words,
 )
 from latfix.reports.terminal.widgets import (
+    OWN_STYLE,
+    QUEUE_STYLE,
     Bar,
     Portable,
     add_figures,
     heading,
-    own_and_queue,
     pair_bar,
     plain_table,
     safe,
@@ -37,18 +38,16 @@ _LINE_STYLE = {"": "", "own": "yellow", "other": "dim", "error": "red"}
 _STATUS_STYLE = {"ok": "green", "error": "red", "timeout": "red", "shed": "red"}
 
 
-def render_stories(
-    requested: Sequence[Story], slowest: Sequence[Story] = (), *, listed: bool = False
-) -> RenderableType:
+def render_stories(requested: Sequence[Story], slowest: Sequence[Story] | None = None) -> RenderableType:
     """The stories of the requested ids, then the list of the slowest.
 
-    :param listed: true if the list was requested; it may be empty.
+    :param slowest: may be empty; ``None`` if the list was not requested.
     """
     parts: list[RenderableType] = []
     for story in requested:
         parts += [Text(""), *_story(story)]
-    if listed:
-        parts += [*_slowest(slowest)]
+    if slowest is not None:
+        parts += _slowest(slowest)
     return Portable(Group(*parts))
 
 
@@ -144,7 +143,8 @@ class _HolderTable:
 
 
 def _ledger(story: Story) -> Iterator[RenderableType]:
-    yield own_and_queue("The ledger, ms")
+    own, queue = (" own  ", "dim"), (" through the queue", "dim")
+    yield Text.assemble(heading("The ledger, ms"), "   ", ("█", OWN_STYLE), own, ("▒", QUEUE_STYLE), queue)
     rows = ledger_rows(story)
     table = plain_table(expand=True)
     table.add_column("entry", overflow="fold", min_width=12, max_width=28)

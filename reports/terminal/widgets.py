@@ -293,12 +293,6 @@ def title_line(workload: object, device: object, sentence: str, style: str) -> T
     )
 
 
-def own_and_queue(title: str) -> Text:
-    """A heading with the legend of the bars below it."""
-    own, queue = (" own  ", "dim"), (" through the queue", "dim")
-    return Text.assemble(heading(title), "   ", ("█", OWN_STYLE), own, ("▒", QUEUE_STYLE), queue)
-
-
 def pair_bar(own: float, queue: float, scale: float) -> Bar:
     """A bar of both parts, as shares of ``scale``.
 

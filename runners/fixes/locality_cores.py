@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.formatting import percent
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
@@ -30,7 +31,7 @@ def _verify(applied: Applied) -> Verified:
     text = f"workers kept to one domain: {sum(now)} of {len(now)}, {sum(before)} of {len(before)} without"
     if pages := applied.record.meta.placement.node_pages:
         total = max(sum(pages.values()), 1)
-        parts = (f"{node} {100 * count / total:.0f} %" for node, count in sorted(pages.items()))
+        parts = (f"{node} {percent(count / total)}" for node, count in sorted(pages.items()))
         text += f"; memory on {', '.join(parts)}"
     refused = refusals(applied.record, "pin", "cores")
     effective = bool(now) and all(now) and not any(before) and not refused

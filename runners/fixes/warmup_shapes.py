@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.formatting import percent
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
@@ -32,7 +33,7 @@ def _verify(applied: Applied) -> Verified:
     return Verified(
         batches > 0,
         f"{batches} batches over {warmup.get('warmup_shapes', 0)} input sizes ran in {seconds:.3g} s before the first"
-        f" request; {100 * now:.0f} % of the batches had a shape not run before, {100 * before:.0f} % without",
+        f" request; {percent(now)} of the batches had a shape not run before, {percent(before)} without",
     )
 
 

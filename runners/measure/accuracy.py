@@ -16,9 +16,10 @@ from latfix.errors import RunnerError, input_error
 from latfix.request import Request
 from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
+from latfix.runners.answers.exaggeration import narrowed
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
 from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.measure.accuracy_guard import judge, paired_loss, share_loss
+from latfix.runners.measure.accuracy_guard import judge, paired_loss, share_loss, too_few_to_tell
 from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, compare_own
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
@@ -163,7 +164,7 @@ def evaluate(
     known = None if reference is None else Reference.load(reference)
     requests = sample_requests(traffic, spare=spare)
     if service.models.adapter.has_evaluate():
-        return _by_own_score(service, requests, known, save)
+        return _by_own_score(service, requests, known, max_drop, save)
     if known is not None:
         return _agreement(service, requests, known, max_drop)
     return Accuracy(score=1.0, kind="agreement", samples=0) if save is None else _saved(service, requests, save)
@@ -238,11 +239,14 @@ def _agreeing(
     loss = share_loss(own - found.agreements)
     if (own < 1.0).any() and (max_drop is None or loss.lo <= max_drop):
         # Batches form by chance, and the original itself is to blame if they change answers: compare without batches.
-        alone = difference(yardstick, sample, answers_alone(service, requests[:count]))
+        answers = answers_alone(service, requests[:count])
+        alone = difference(yardstick, sample, answers)
         loss = share_loss(1.0 - alone.agreements)
         found = Difference(
             agreements=found.agreements, deviation=alone.deviation, broken=found.broken, same=alone.same
         )
+    if too_few_to_tell(loss, max_drop) and not found.broken:
+        loss = _narrowed(loss, reference, answers)
     fields = _agreement_fields(found)
     return Accuracy(
         score=found.agreement,
@@ -255,6 +259,21 @@ def _agreeing(
         loss_hi=loss.hi,
         **fields,
     )
+
+
+def _narrowed(loss: Interval, reference: Reference, answers: Sequence[Answer | None]) -> Interval:
+    """The loss of these answers with the upper end that their exaggerated deviation allows."""
+    pairs = [(a, b) for a, b in zip(reference.sample, answers, strict=False) if a is not None and b is not None]
+    before, after = ([[output.values for output in pair[k]] for pair in pairs] for k in (0, 1))
+
+    def loss_of(larger: list[Any]) -> Interval:
+        named = [
+            [Output(output.name, np.asarray(values)) for output, values in zip(a, each, strict=True)]
+            for (a, _), each in zip(pairs, larger, strict=True)
+        ]
+        return share_loss(1.0 - difference(reference.yardstick, [a for a, _ in pairs], named).agreements)
+
+    return narrowed(loss, before, after, loss_of)
 
 
 def _decided(found: Accuracy, max_drop: float) -> bool:
@@ -276,12 +295,12 @@ def _agreement_fields(found: Difference) -> dict[str, Any]:
 
 
 def _by_own_score(
-    service: Service, requests: Sequence[Request], known: Reference | None, save: Path | None
+    service: Service, requests: Sequence[Request], known: Reference | None, max_drop: float | None, save: Path | None
 ) -> Accuracy:
     started = time.monotonic()
     new = _evaluate(service)
     again_s = time.monotonic() - started
-    accuracy = _compared_scores(service, new, known)
+    accuracy = _compared_scores(service, new, known, max_drop)
     if save is None:
         return accuracy
     _, own = compare_own(service, requests[:_OWN_SAMPLE], ends=_OWN_ENDS)
@@ -319,7 +338,9 @@ def _score(service: Service, predict: Any) -> float:
     return score
 
 
-def _compared_scores(service: Service, new: _Evaluated, reference: Reference | None) -> Accuracy:
+def _compared_scores(
+    service: Service, new: _Evaluated, reference: Reference | None, max_drop: float | None
+) -> Accuracy:
     n = len(new.ids)
     fields: dict[str, Any] = {"score": new.score, "kind": "evaluate", "samples": n}
     if 0.0 <= new.score <= 1.0 and n:
@@ -330,14 +351,17 @@ def _compared_scores(service: Service, new: _Evaluated, reference: Reference | N
     before, after = ([outputs_of(one) for one in answers] for answers in (reference.answers, new.answers))
     found = difference(reference.yardstick, before, after)
     fields |= {**_agreement_fields(found), "loss": reference.score - new.score}
-    loss = _loss(service, new, reference)
+    loss = _loss(service, new, reference, max_drop)
     if loss is not None:
         fields |= {"loss": loss.value, "loss_lo": loss.lo, "loss_hi": loss.hi}
     return Accuracy(**fields)
 
 
-def _loss(service: Service, new: _Evaluated, reference: Reference) -> Interval | None:
-    """The loss with its interval; ``None`` if the score does not depend on the answers alone."""
+def _loss(service: Service, new: _Evaluated, reference: Reference, max_drop: float | None) -> Interval | None:
+    """The loss with its interval; ``None`` if the score does not depend on the answers alone.
+
+    :param max_drop: if the interval does not decide on it, the answers' deviation is exaggerated.
+    """
 
     def score_of(answers: list[Any]) -> float:
         place = 0
@@ -351,4 +375,14 @@ def _loss(service: Service, new: _Evaluated, reference: Reference) -> Interval |
 
     if score_of(list(reference.answers)) != reference.score or score_of(new.answers) != new.score:
         return None
-    return paired_loss(score_of, reference.answers, new.answers)
+    found = paired_loss(score_of, reference.answers, new.answers)
+    if found is None or not too_few_to_tell(found, max_drop):
+        return found
+
+    def loss_of(answers: list[Any]) -> Interval | None:
+        try:
+            return paired_loss(score_of, reference.answers, answers)
+        except RunnerError:  # a score that is defined for the model's own answers only
+            return None
+
+    return narrowed(found, reference.answers, new.answers, loss_of)

@@ -50,6 +50,13 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
     return True, figures
 
 
+def too_few_to_tell(loss: Interval, max_drop: float | None) -> bool:
+    """True if the loss is allowed, but the sample is too small to exclude twice the limit."""
+    if max_drop is None or max_drop <= 0:
+        return False
+    return loss.value <= max_drop + _ROUNDING and loss.hi > _EXCLUDED * max_drop
+
+
 def score_of(scored: Mapping[str, Any]) -> float | None:
     """The score; ``None`` if it is that of answers of which none could be compared."""
     return float(scored["score"]) if scored.get("samples") or scored.get("kind") == "evaluate" else None

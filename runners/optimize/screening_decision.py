@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from latfix.formatting import percent
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.screening_windows import join
@@ -61,7 +62,7 @@ def decide(comparison: Comparison, goal: str = SCREENED) -> tuple[str, str]:
     if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1):
         return "rejected", f"worse: {figures}"
     if all(1 - SMALLEST <= end <= 1 + SMALLEST for end in (tail_lo, tail_hi, mean_lo, mean_hi)):
-        return "no_gain", f"no difference larger than {100 * SMALLEST:.0f} %: {figures}"
+        return "no_gain", f"no difference larger than {percent(SMALLEST)}: {figures}"
     return "undecided", f"the data cannot tell: {figures}"
 
 

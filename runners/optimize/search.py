@@ -323,12 +323,13 @@ class Search:
         return sorted(ready, key=lambda each: self._expected(planner, self._completed(planner, each.choices)))
 
     def _measure_substitutes(self, planner: Planner) -> None:
-        """Measure what can replace a way whose answers were rejected."""
+        """Measure what can replace a way whose answers were rejected, and splits of the cores without it."""
         self._set_up()
         for choice in self._models():
             if choice.fix.after:
                 self._measure_way(planner, self.reserved_s(), [choice])
         self._measure_combined(planner, self.reserved_s())
+        self._measure_core_shares(planner, self.reserved_s())
 
     def _scored_fixes(self) -> list[Fix]:
         """A fix that changes answers, if there is one: to estimate how long the first trial takes."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from latfix.cause_catalogue import UNEXPLAINED
+from latfix.formatting import percent
 from latfix.results.selftest_scoreboard import CaseScore, CauseScore, Measure, Scoreboard, Share
 
 TOP1, TOP1_MIXED, TOP1_WEAK, PRECISION, RECALL = 0.95, 0.90, 0.85, 0.95, 0.90
@@ -222,7 +223,7 @@ def sentence(
         parts.append(f"it often names {_listed(unfounded)} without reason")
     if neighbors is not None and neighbors > _NOISY:
         parts.append(
-            f"other programs used {100 * neighbors:.0f} % of the cores, so repeat it on a quieter machine if you can"
+            f"other programs used {percent(neighbors)} of the cores, so repeat it on a quieter machine if you can"
         )
     return "; ".join(parts) + "."
 

@@ -22,7 +22,7 @@ from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, LatfixError
-from latfix.formatting import counted
+from latfix.formatting import counted, percent
 from latfix.profilers.causes.host.core_takers import disturbance
 from latfix.results.comparison import costs
 from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
@@ -240,7 +240,7 @@ class Sweep:
             first = f", the first: {point.error}" if point.error else ""
             return f"{counted(point.lost, 'request')} of {sum(point.requests.values()):,} were lost there{first}"
         waiting, percentile = self._waiting(number), self._outcome.target.percentile
-        cores = f"batches wait for a core {100 * waiting:.0f} % of their time" if waiting > _WAITING else ""
+        cores = f"batches wait for a core {percent(waiting)} of their time" if waiting > _WAITING else ""
         least = "" if errors is None else f"{1e3 * math.exp(errors.curve.level[0]):.3g} ms"
         floor = f"however low the load, p{percentile:g} is simulated to stay at {least}" if least else ""
         return ", and ".join(filter(None, (floor, cores)))
@@ -259,7 +259,7 @@ class Sweep:
         middle = math.nan if errors is None else quantiles(errors.wanted(target.limit))[0]
         if errors is not None and errors.scale > _NOISY:
             waiting = self._waiting(number)
-            cores = f" (batches wait for a core {100 * waiting:.0f} % of their time)"
+            cores = f" (batches wait for a core {percent(waiting)} of their time)"
             return "replays of this machine differ so much" + (cores if waiting > _WAITING else "")
         if errors is not None and math.isfinite(middle) and errors.curve.slope(middle) < _FLAT:
             return f"p{target.percentile:g} hardly grows with load"

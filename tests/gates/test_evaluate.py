@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from latfix.gates.evaluate import GateResult, check_gates, evaluate, exit_code
 from latfix.gates.reference_level import FEWEST_RUNS, Past
 from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Source
 from latfix.stages import Status
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.decision import RatioEstimate
@@ -31,19 +33,41 @@ def _subject(**changes: Any) -> GateSubject:
     return GateSubject(**{**values, **changes})
 
 
-DIAGNOSIS: dict[str, Any] = {
-    "latency_ms": dict.fromkeys(LATENCY_KEYS, 40.0),
-    "latency_ci95_ms": {"p99": [38.0, 43.0]},
-    "requests": {"ok": 500, "error": 2, "timeout": 0, "shed": 0},
-    "throughput_rps": 25.0,
-    "tail": {"excess_ms": 20.0, "unexplained_ms": 2.0, "unexplained_share": 0.1},
-    "causes": [
-        {"cause": "python.gc", "tail_share": 0.6, "ci95_ms": [10.0, 14.0]},
-        {"cause": "host.contention", "tail_share": 0.3, "ci95_ms": [1.0, 9.0]},
-        {"cause": "unexplained", "tail_share": 0.1, "ci95_ms": [0.0, 4.0]},
-    ],
-    "trustworthy": True,
-}
+def _cause(cause: str, share: float, ci95_ms: tuple[float, float]) -> CauseSummary:
+    return CauseSummary(
+        cause=cause,
+        tail_ms=20 * share,
+        tail_share=share,
+        own_ms=20 * share,
+        propagated_ms=0.0,
+        ci95_ms=ci95_ms,
+        named=True,
+        evidence_class="measured",
+        requests=5,
+        evidence="",
+        whatif_ms={},
+        fixes=(),
+    )
+
+
+DIAGNOSIS = Diagnosis(
+    workload="ranker",
+    device="cpu",
+    latency_ms=dict.fromkeys(LATENCY_KEYS, 40.0),
+    latency_ci95_ms={"p99": (38.0, 43.0)},
+    requests={"ok": 500, "error": 2, "timeout": 0, "shed": 0},
+    throughput_rps=25.0,
+    verdict="python.gc",
+    sentence="",
+    percentile=99,
+    excess_ms=20.0,
+    unexplained_ms=2.0,
+    causes=(
+        _cause("python.gc", 0.6, (10.0, 14.0)),
+        _cause("host.contention", 0.3, (1.0, 9.0)),
+        _cause("unexplained", 0.1, (0.0, 4.0)),
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +315,9 @@ def test_gates_on_a_diagnosis(text: str, passed: bool | None) -> None:
 )
 def test_a_cause_that_the_source_cannot_show_is_unknown_not_absent(text: str, passed: bool | None) -> None:
     """Of a list, ``seen`` holds what has no share in this run; a share may be unknown, too."""
-    unknown = {"cause": "traffic.burst", "tail_share": None, "ci95_ms": None}
-    source: dict[str, Any] = {"source": {"kind": "http"}, "seen": ["input.size", "unexplained"]}
-    outside = GateSubject.from_diagnosis({**DIAGNOSIS, **source, "causes": [*DIAGNOSIS["causes"], unknown]})
+    causes = (*DIAGNOSIS.causes, _cause("traffic.burst", math.nan, (math.nan, math.nan)))
+    source, seen = Source(kind="http", path=""), ("input.size", "unexplained")
+    outside = GateSubject.from_diagnosis(replace(DIAGNOSIS, causes=causes, source=source, seen=seen))
     inside = GateSubject.from_diagnosis(DIAGNOSIS)
     result = evaluate(parse_gate(text), outside, inside)
     assert result.passed is passed

@@ -15,14 +15,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.gates.subject import GateSubject
 from latfix.history import store as module
-from latfix.history.rows import (
-    HistoryRow,
-    Series,
-    machine_fingerprint,
-    row_of,
-    run_name,
-    series_of,
-)
+from latfix.history.rows import HistoryRow, Series, machine_fingerprint, row_of, run_name, series_of
 from latfix.history.store import History, Unwritable, default_file
 from latfix.run_record.run_record import RunRecord
 from tests.records import build_record

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.attribution.wait_attribution import Line, blame_waits, waits_at
-from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.queue_simulator import Policy, replay
 from latfix.queueing.recorded_batches import Recorded
 from tests.profilers.attribution.test_wait_attribution import small_steps
 
@@ -205,16 +205,15 @@ def test_no_batches_cause_no_waits() -> None:
 
 def test_ageing_is_replayed_as_the_runner_does_it() -> None:
     # GIVEN a worker busy until 10,000 while a low request waits, and high ones that come before and after it aged
-    from latfix.queueing.start_derivatives import serve
-
     arrival = np.array([0.0, 100.0, 250.0, 400.0])
     rank = np.array([1, 2, 0, 0])
     rules = Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 10_000.0]), ageing=100.0)
-    nothing = np.zeros((4, 1))
-    served = serve(rules, arrival, nothing, nothing, -1, rank, 1.0)
-    assert served.open.tolist() == [0.0, 20_000.0, 10_000.0, 30_000.0]
-    strict = serve(replace(rules, ageing=0.0), arrival, nothing, nothing, -1, rank, 1.0)
-    assert strict.open.tolist() == [0.0, 30_000.0, 10_000.0, 20_000.0]
+    for policy, opened in (
+        (rules, [0.0, 20_000.0, 10_000.0, 30_000.0]),
+        (replace(rules, ageing=0.0), [0.0, 30_000.0, 10_000.0, 20_000.0]),
+    ):
+        served = replay(policy, arrival, np.zeros(4), rank)
+        assert served.by_request(served.opened).tolist() == opened
 
 
 def test_a_batch_held_briefly_after_a_long_wait_is_not_due_to_the_window() -> None:

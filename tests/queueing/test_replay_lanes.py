@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from latfix.arrays import Floats, Ints
-from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.queue_simulator import Policy, replay
 from latfix.queueing.replay_lanes import Lanes, service_starts
-from latfix.queueing.start_derivatives import serve
 
 
 def _alone(lanes: Lanes, ready: Floats, load: Floats, row: int) -> tuple[Floats, Floats]:
@@ -16,9 +15,8 @@ def _alone(lanes: Lanes, ready: Floats, load: Floats, row: int) -> tuple[Floats,
     policy = Policy(
         workers=lanes.workers, max_batch=lanes.max_batch, window=float(lanes.window[row]), reference=lanes.reference
     )
-    nothing, same = np.zeros((n, 1)), np.zeros(n, np.int64)
-    served = serve(policy, ready[row], nothing, load[row][:, None], -1, same, 1.0)
-    return served.open, served.end
+    served = replay(policy, ready[row], load[row], np.zeros(n, np.int64))
+    return served.by_request(served.opened), served.by_request(served.end)
 
 
 @pytest.mark.parametrize("seed", range(40))

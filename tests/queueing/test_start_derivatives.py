@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from latfix.profilers.attribution.wait_attribution import blame_waits
 from latfix.queueing.queue_simulator import Policy
-from latfix.queueing.start_derivatives import Served, serve
+from latfix.queueing.start_derivatives import Served, serve_each
 from tests.profilers.attribution.test_wait_attribution import line
 
 Floats = npt.NDArray[np.float64]
@@ -25,10 +26,19 @@ def policy(workers: int = 1, max_batch: int = 1, window: float = 0.0, *, by_leng
     )
 
 
+def serve(
+    rules: Policy, arrival: Floats, extra: Floats, priority: Any, alpha: float = 1.0, length: Any = None
+) -> Served:
+    """A single replay."""
+    moves = np.zeros((1, *extra.shape))
+    each = serve_each(rules, arrival[None], moves, extra, -1, np.asarray(priority), np.array([alpha]), length)
+    return Served(open=each.open[0], end=each.end[0], open_moves=each.open_moves[0], end_moves=each.end_moves[0])
+
+
 def replay(rules: Policy, arrival: Floats, extra: Floats, alpha: float, classes: int = 1) -> Served:
     priority = np.arange(len(arrival)) % classes
     length = np.arange(len(arrival)) * 7 % 90
-    return serve(rules, arrival, np.zeros_like(extra), extra, -1, priority, alpha, length)
+    return serve(rules, arrival, extra, priority, alpha, length)
 
 
 def case(seed: int, n: int = 80) -> tuple[Floats, Floats]:
@@ -109,9 +119,8 @@ def test_batches_by_length_hold_inputs_of_like_length() -> None:
     # GIVEN a worker busy with the first request while short and long inputs arrive in turn
     arrival = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
     length = np.array([50, 10, 500, 10, 500])
-    nothing = np.zeros((5, 1))
     rules = policy(max_batch=2, by_length=True)
-    served = serve(rules, arrival, nothing, nothing, -1, np.zeros(5, np.int64), 1.0, length)
+    served = serve(rules, arrival, np.zeros((5, 1)), [0] * 5, length=length)
     # THEN the second batch is the oldest with the other short one, and the long ones follow
     assert served.open.tolist() == [0.0, 1300.0, 2900.0, 1300.0, 2900.0]
 
@@ -121,15 +130,15 @@ def test_the_window_counts_from_the_oldest_and_not_from_the_head_of_its_class() 
     arrival = np.array([0.0, 9000.0, 9900.0])
     extra = np.array([[6700.0], [0.0], [0.0]])
     rules = policy(max_batch=3, window=2000.0)
-    served = serve(rules, arrival, np.zeros_like(extra), extra, -1, np.array([1, 2, 0]), 1.0)
+    served = serve(rules, arrival, extra, [1, 2, 0])
     # THEN their batch closes at 11,000, as the service's does
     assert served.end.tolist() == [10_000.0, 12_600.0, 12_600.0]
 
 
 def test_a_free_worker_does_not_take_a_request_before_it_arrives() -> None:
     # GIVEN two free workers and two requests at once that are too unlike for one batch
-    arrival, nothing = np.array([100.0, 100.0]), np.zeros((2, 1))
+    arrival = np.array([100.0, 100.0])
     rules = policy(workers=2, max_batch=2, by_length=True)
-    served = serve(rules, arrival, nothing, nothing, -1, np.zeros(2, np.int64), 1.0, np.array([10, 500]))
+    served = serve(rules, arrival, np.zeros((2, 1)), [0, 0], length=np.array([10, 500]))
     assert served.open.tolist() == [100.0, 100.0]
     assert served.end.tolist() == [1400.0, 1400.0]

@@ -15,7 +15,7 @@ from latfix.reports.diagnosis_rows import (
     cause_rows,
     cause_total,
     closing_advice,
-    loss_rows,
+    error_words,
     main_causes,
     remaining_ms,
     service_words,
@@ -109,7 +109,8 @@ def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session
     failed = _failed({"KeyError: 7": 3, "HTTP 503: model overloaded": 26})
     shed = replace(failed, status="timeout", requests=5, errors={})
     found = replace(ordinary[1], verdict="losing", lost=(failed, shed))
-    assert [row.errors for row in loss_rows(found)] == ["26 × HTTP 503: model overloaded; 3 with other messages", ""]
+    words = [error_words(lost.errors) for lost in found.lost]
+    assert words == ["26 × HTTP 503: model overloaded; 3 with other messages", ""]
     assert closing_advice(found) == "First fix this error of 26 requests: HTTP 503: model overloaded"
     few = replace(found, verdict="inconclusive")
     assert closing_advice(few) == "First fix this error of 26 requests: HTTP 503: model overloaded"

@@ -22,12 +22,7 @@ from latfix.statistics.block_bootstrap import (
     sliding_sums,
 )
 from latfix.statistics.distributions import normal_quantile, student_t, wilson_interval
-from latfix.statistics.latency_summary import (
-    QUANTILES,
-    percentile_ns,
-    summarize_ms,
-    summary_intervals_ms,
-)
+from latfix.statistics.latency_summary import QUANTILES, percentile_ns, summarize_ms, summary_intervals_ms
 
 Floats = npt.NDArray[np.float64]
 

@@ -43,14 +43,11 @@ def compare(
     Shows percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed
     alternately.
     """
-    from latfix.cli.shared.diagnose_flow import with_stories
-    from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import check_gates, evaluate, exit_code
+    from latfix.cli.shared.diagnose_flow import conclude_comparison
+    from latfix.gates.evaluate import check_gates, evaluate
     from latfix.gates.subject import with_percentile_ratios
     from latfix.gates.syntax import parse_gate
     from latfix.profilers.latency_causes import explained
-    from latfix.reports.html.change_page import write_comparison_report
-    from latfix.reports.terminal.comparison import render_comparison
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
     from latfix.runners.http_target.address import is_address, parse_address
@@ -87,14 +84,7 @@ def compare(
         more_by = "--rounds" if is_address(base) else ""
         comparison = explained(comparison, befores, afters, metrics=metrics, seed=seed)
         comparison = replace(comparison.gated(results), records=records, more_by=more_by)
-        document = comparison.to_json()
-        if folder is not None:
-            write_json(folder / "comparison.json", document)
-            last, stories = with_stories(after, seed=seed)
-            write_comparison_report(folder / "report.html", comparison, before, after, last=last, stories=stories)
-        outputs.show(lambda: render_comparison(comparison, folder=folder, verbose=outputs.verbose), results)
-        outputs.write(document, workload=workload)
-    return exit_code(results)
+        return conclude_comparison(comparison, before, after, outputs, folder, workload=workload, seed=seed)
 
 
 def _rounds(folders: Sequence[Path]) -> list[tuple[Path, Path]]:

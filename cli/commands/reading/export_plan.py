@@ -33,23 +33,18 @@ def export_plan(
     settings, decided = with_plan(RunnerSettings(), plan)
     environment = process_environment(settings, {})
     result = export(target, decided, environment)
+    several = len(result.files) > 1
     if out is None:
-        several = len(result.files) > 1
         parts = [f"# ---- {file.name} ----\n{file.text}" if several else file.text for file in result.files]
         typer.echo("\n".join(parts), nl=False)
     else:
-        for file, where in zip(result.files, _places(out, [file.name for file in result.files]), strict=True):
+        in_folder = several or out.is_dir()
+        for file in result.files:
+            where = out / file.name if in_folder else out
             _write(where, file.text)
             typer.echo(f"wrote {where}")
     for note in result.notes:
         typer.echo(note, err=out is None)
-
-
-def _places(out: Path, names: list[str]) -> list[Path]:
-    """A path for each file: inside the folder, or the path itself for a single file."""
-    if out.is_dir() or len(names) > 1:
-        return [out / name for name in names]
-    return [out]
 
 
 def _write(where: Path, text: str) -> None:

@@ -214,8 +214,8 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
 
     :param folder: of the result.
     """
-    from latfix.cli.shared.diagnose_flow import with_stories, write_trial_page
-    from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
+    from latfix.cli.shared.diagnose_flow import with_stories, write_comparison_page, write_trial_page
+    from latfix.reports.html.change_page import write_optimization_report
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.results import read_result
@@ -224,42 +224,37 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
     from latfix.results.optimization import Optimization
     from latfix.results.sweep import Sweep
 
-    if isinstance(result, Sweep):
-        write_sweep_report(page, result)
-        return True
-    if isinstance(result, Trial):
-        write_trial_page(page, result, folder)
-        return True
-    if isinstance(result, Diagnosis):
-        if result.source is None or result.source.kind in _REPLAYED:
+    match result:
+        case Sweep():
+            write_sweep_report(page, result)
+        case Trial():
+            write_trial_page(page, result, folder)
+        case Diagnosis() if result.source is not None and result.source.kind not in _REPLAYED:
+            write_recording_report(page, result)
+        case Comparison():
+            base, new = (_record(result, name, folder) for name in ("base", "new"))
+            if base is None or new is None:
+                return False
+            write_comparison_page(page, result, base, new)
+        case Optimization():
+            file = folder / "baseline" / "diagnosis.json"
+            diagnosis = read_result(file) if file.is_file() else None
+            before = _record(result, "before", folder) or _record(result, "baseline", folder)
+            after = _record(result, "after", folder)
+            shown = after or before
+            last, stories = (None, ()) if shown is None else with_stories(shown)
+            write_optimization_report(
+                page,
+                result,
+                diagnosis=diagnosis if isinstance(diagnosis, Diagnosis) else None,
+                before=before,
+                after=after,
+                last=last,
+                stories=stories,
+            )
+        case _:
             return False
-        write_recording_report(page, result)
-        return True
-    if isinstance(result, Comparison):
-        base, new = (_record(result, name, folder) for name in ("base", "new"))
-        if base is None or new is None:
-            return False
-        last, stories = with_stories(new)
-        write_comparison_report(page, result, base, new, last=last, stories=stories)
-        return True
-    if isinstance(result, Optimization):
-        file = folder / "baseline" / "diagnosis.json"
-        diagnosis = read_result(file) if file.is_file() else None
-        before = _record(result, "before", folder) or _record(result, "baseline", folder)
-        after = _record(result, "after", folder)
-        shown = after or before
-        told = (None, ()) if shown is None else with_stories(shown)
-        write_optimization_report(
-            page,
-            result,
-            diagnosis=diagnosis if isinstance(diagnosis, Diagnosis) else None,
-            before=before,
-            after=after,
-            last=told[0],
-            stories=told[1],
-        )
-        return True
-    return False
+    return True
 
 
 def _record(result: Comparison | Optimization, name: str, folder: Path) -> RunRecord | None:

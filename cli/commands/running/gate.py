@@ -16,7 +16,8 @@ import typer
 
 from latfix.cli.shared import address_flow, options
 from latfix.cli.shared.output_options import OutputOptions, Outputs
-from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, InputError, RunnerError
+from latfix.formatting import count, counted, milliseconds, seconds, significant
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
@@ -297,8 +298,6 @@ def _rounds(
 
 def _parts_words(parts: Sequence[Traffic]) -> str:
     """The length of a round; parts of equal duration hold different numbers of requests."""
-    from latfix.formatting import count, counted, seconds
-
     sizes = [len(part) for part in parts]
     many = f"{count(min(sizes))} to " if min(sizes) < max(sizes) else ""
     each = f"{many}{counted(max(sizes), 'request')}, {seconds(parts[0].duration_s)} each"
@@ -307,7 +306,6 @@ def _parts_words(parts: Sequence[Traffic]) -> str:
 
 def _too_few_words(most: int, round_s: float, start_s: float) -> str:
     """Fewer rounds than five decide only large differences."""
-    from latfix.formatting import counted
     from latfix.statistics.bootstrap_ratio import ROUNDS_ALONE
 
     wanted = math.ceil(ROUNDS_ALONE * round_s / 60)
@@ -318,7 +316,6 @@ def _too_few_words(most: int, round_s: float, start_s: float) -> str:
 
 
 def _median_ms(found: Round) -> str:
-    from latfix.formatting import milliseconds, significant
     from latfix.statistics.censored import outcomes_of
 
     before, after = (outcomes_of(record).summary_ms()["p50"] for record in (found.base, found.new))
@@ -327,27 +324,16 @@ def _median_ms(found: Round) -> str:
 
 def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int) -> int:
     """Write, show, and return the exit code."""
-    from latfix.cli.shared.diagnose_flow import with_stories
-    from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import exit_code
-    from latfix.reports.html.change_page import write_comparison_report
-    from latfix.reports.terminal.comparison import render_comparison
+    from latfix.cli.shared.diagnose_flow import conclude_comparison
 
     if decision.comparison is None:
         if decision.interrupted:
             raise KeyboardInterrupt
         raise RunnerError(f"{name}: other processes delayed the load generator in every round; use a quieter machine")
-    comparison = replace(decision.comparison, more_by="--budget")
+    comparison, last = replace(decision.comparison, more_by="--budget"), decision.rounds[-1]
     if out is not None:
-        last = decision.rounds[-1]
         records = {label: str(record.folder.absolute()) for label, record in (("base", last.base), ("new", last.new))}
         comparison = replace(comparison, records=records)
-        write_json(out / "comparison.json", comparison.to_json())
-        found, stories = with_stories(last.new)
-        write_comparison_report(out / "report.html", comparison, last.base, last.new, last=found, stories=stories)
-    outputs.show(lambda: render_comparison(comparison, folder=out, verbose=outputs.verbose), comparison.gates)
-    outputs.write(comparison.to_json(), workload=name, interrupted=decision.interrupted)
-    if decision.interrupted:
-        return EXIT_INTERRUPTED
-    code = exit_code(comparison.gates)
+    interrupted = decision.interrupted
+    code = conclude_comparison(comparison, last.base, last.new, outputs, out, workload=name, interrupted=interrupted)
     return undecided if code == EXIT_INCONCLUSIVE else code

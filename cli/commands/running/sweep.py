@@ -14,14 +14,8 @@ import typer
 from latfix.cli.shared import options, output_options
 from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.cli.shared.setting_options import setting_rule, setting_value
-from latfix.errors import (
-    EXIT_GATE_FAILED,
-    EXIT_INCONCLUSIVE,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    InputError,
-    RunnerError,
-)
+from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+from latfix.formatting import counted
 
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
@@ -88,8 +82,8 @@ def sweep(
     replayed.check()
     budget_s = options.parse_budget(budget)
     check_percentile(percentile)
-    _check_positive("--slo", slo, "milliseconds")
-    _check_positive("--at-least", at_least, "requests a second")
+    options.check_positive("--slo", slo, "milliseconds")
+    options.check_positive("--at-least", at_least, "requests a second")
     if requests is not None and not 20 <= requests <= 1_000_000:
         raise InputError(f"--requests: found {requests}; expected a whole number from 20 to 1000000")
     wanted = _wanted(loads, rates)
@@ -237,15 +231,8 @@ def _check_budget(part: Part, load: float, budget_s: float) -> None:
         )
 
 
-def _check_positive(option: str, value: float | None, unit: str) -> None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise InputError(f"{option}: found {value}; expected {unit} above 0")
-
-
 def _plan_line(part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> str:
     """The planned replays, for standard error."""
-    from latfix.formatting import counted
-
     many = counted(len(settings), "setting")
     first = f"{counted(len(grid), 'load')}, then those" if grid else "the recorded rate, then loads"
     line = (

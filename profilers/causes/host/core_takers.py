@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.formatting import counted, from_ns, significant
+from latfix.formatting import counted, from_ns, percent, significant
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX, TURN
 from latfix.run_record.schema import Columns
 
@@ -134,7 +134,7 @@ def disturbance(samples: Columns) -> str:
         return ""
     return (
         f"others used {significant(taken, 2)} cores ({describe_takers(takers)}), and the service's threads waited "
-        f"for a core for {100 * waited / (ran + waited):.0f} % of the time that they could have run"
+        f"for a core for {percent(waited / (ran + waited))} of the time that they could have run"
     )
 
 

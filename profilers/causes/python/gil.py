@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.formatting import counted, from_ns
+from latfix.formatting import counted, from_ns, percent
 from latfix.profilers.causes.cause import (
     Cause,
     Claim,
@@ -42,7 +42,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     longest = from_ns(waits.max()) if len(waits) else "0 ms"
     holder = _busiest(evidence)
     return (
-        f"a probe that takes the interpreter lock every {PERIOD_S * 1000:g} ms had to wait {100 * waited:.0f} % of "
+        f"a probe that takes the interpreter lock every {PERIOD_S * 1000:g} ms had to wait {percent(waited)} of "
         f"the time, for up to {longest}{holder}; {figures.requests} requests waited for the lock while other threads "
         f"ran; {parts_and_largest(figures)}."
     )
@@ -63,7 +63,7 @@ def _busiest(evidence: Evidence) -> str:
         return ""
     busy, name = max(found)
     shown = next((role for prefix, role in _ROLES.items() if name.startswith(prefix)), f"thread {name!r}")
-    return f", and {shown} was on a core for {100 * busy:.0f} % of those times"
+    return f", and {shown} was on a core for {percent(busy)} of those times"
 
 
 def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:

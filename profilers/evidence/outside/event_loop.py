@@ -15,6 +15,8 @@ from latfix.profilers.evidence.outside.service_process import Counter, cumulativ
 
 #: Least polls without a request; least length of a block, in nanoseconds and in times of a usual request's work.
 _LEAST, _LEAST_NS, _TIMES = 10, 15_000_000, 3.0
+#: Share of polls.
+_MOSTLY = 0.5
 
 
 def usual_loops(loops: Counter, there: Ints) -> float:
@@ -25,6 +27,14 @@ def usual_loops(loops: Counter, there: Ints) -> float:
     if len(loops.value) != len(there) or np.count_nonzero(there == 0) < _LEAST:
         return 0.0
     return float(np.median(loops.value[there == 0]))
+
+
+def serves_in_loop(loops: Counter, there: Ints) -> bool:
+    """True if the only event loop itself computes the answers: it is away for most of the time with requests.
+
+    :param loops: as for :func:`usual_loops`, as ``there``.
+    """
+    return usual_loops(loops, there) == 1.0 and bool(np.mean(loops.value[there > 0] < 1.0) >= _MOSTLY)
 
 
 def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints) -> Intervals:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import percent
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
-from latfix.profilers.evidence.outside.event_loop import loop_blocks, usual_loops
-from latfix.profilers.evidence.outside.outside_view import as_served, presence
+from latfix.profilers.evidence.outside.event_loop import loop_blocks, serves_in_loop, usual_loops
+from latfix.profilers.evidence.outside.outside_view import Serving, as_served, presence
 from latfix.profilers.evidence.outside.service_process import (
     COLLECTIONS,
     EPOLL,
@@ -27,6 +28,7 @@ from latfix.profilers.evidence.outside.service_process import (
     Counter,
     ServiceProcess,
 )
+from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.queue_inference import infer_queue
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
@@ -93,7 +95,7 @@ class LockWaits:
         by_others = ""
         if self.by_others >= _MOSTLY:
             by_others = (
-                f"; for {100 * self.by_others:.0f} % of that time all requests waited, so it was held by a thread "
+                f"; for {percent(self.by_others)} of that time all requests waited, so it was held by a thread "
                 "that serves none, such as a background job"
             )
         return f"its holder {_did(self.cores)}{by_others}"
@@ -229,11 +231,11 @@ def _share(which: Bools) -> float:
 
 def with_queue(record: RunRecord) -> RunRecord:
     """The record; of a service behind an address with the waits in its queue that are inferred."""
-    return as_served(record, servers_of(record)) if record.meta.is_http else record
+    return as_served(record, serving_of(record)) if record.meta.is_http else record
 
 
-def servers_of(record: RunRecord) -> int:
-    """Number of servers behind one queue, each with one request at a time; 0 if unknown.
+def serving_of(record: RunRecord) -> Serving:
+    """The servers behind one queue, and whether they take requests in batches.
 
     Requests that all need one lock look like a queue. If threads waited for a lock for most of the waiting time, it
     is a lock.
@@ -241,11 +243,21 @@ def servers_of(record: RunRecord) -> int:
     rows = record.requests
     usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
     at, end = (times[usable] for times in presence(rows))
+    # Streams join and leave a batch at any time. A loop that computes answers those together that came meanwhile.
+    if not (rows["chunks"] > 1).any() and not _in_loop(record.samples, at, end):
+        order = np.argsort(at, kind="stable")
+        if (rule := infer_rule(at[order], (end - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
+            return Serving(servers=rule.workers, rule=rule)
     queue = infer_queue(at, end - at, _BETWEEN_ANSWERS_NS)
     if queue is None:
-        return 0
+        return Serving()
     locked = int(find_lock_waits(record.samples, at, end, NO_INTERVALS).lock.sum())
-    return 0 if locked > _MOSTLY * int(queue.wait_ns.sum()) else queue.servers
+    return Serving() if locked > _MOSTLY * int(queue.wait_ns.sum()) else Serving(servers=queue.servers)
+
+
+def _in_loop(samples: Columns, at: Ints, end: Ints) -> bool:
+    loops = Counter.of(samples, EPOLL)
+    return serves_in_loop(loops, _inside(loops.at_ns, at, end))
 
 
 def _counts(samples: Columns, name: str, times: Floats) -> Floats:

@@ -1,20 +1,21 @@
 """A service behind an address, laid out like a runner's record as far as it is visible from outside.
 
 The client knows when a request was sent and when its answer came. The time between is one wait, unless the service
-behaves as one queue in front of a fixed number of servers that take requests in order, one at a time: then the times
-of answers show which request waited behind which. That is tested, not assumed; if it does not hold, the queue is
-unknown and the whole wait is service time.
+behaves as one queue in front of a fixed number of servers that take requests in order, one at a time or in batches:
+then the times of answers show which request waited behind which. That is tested, not assumed; if it does not hold,
+the queue is unknown and the whole wait is service time.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import percent
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
+from latfix.queueing.batch_inference import Rule
 from latfix.queueing.queue_inference import starts
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
@@ -26,6 +27,18 @@ _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
 _LEAST_PILED, _STRETCHES, _UNANSWERED = 20, 4, 0.05
 #: Least number and share of answers with such a wait, largest share slightly below it, and least idle share.
 _LEAST, _MOST_ANSWERS, _SHARP, _IDLE = 20, 0.3, 0.1, 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a service behind an address takes its requests, as the times of its answers show.
+
+    :param servers: behind one queue; 0 if unknown.
+    :param rule: how they gather requests in batches; ``None`` if they serve one at a time.
+    """
+
+    servers: int = 0
+    rule: Rule | None = None
 
 
 def presence(rows: Columns) -> tuple[Ints, Ints]:
@@ -50,14 +63,18 @@ def piles_up(at: Ints, end: Ints | Floats) -> bool:
     return bool(there[-1] >= _LEAST_PILED and (grew > _UNANSWERED).all())
 
 
-def process_of(rows: Columns, samples: Columns, servers: int | None) -> ServiceProcess:
-    """The service's process with the requests that it served side by side: none behind a single server.
+def process_of(record: RunRecord, serving: Serving | None) -> ServiceProcess:
+    """The service's process with the requests, or batches, that it served side by side: none with a single server.
 
-    :param rows: as from :func:`as_served`.
+    :param record: as from :func:`as_served`.
     """
+    rows, batches = record.requests, record.batches
     at, end = presence(rows)
-    chosen = slice(0 if servers == 1 else None)
-    return ServiceProcess(samples, (at + rows["queue_ns"])[chosen], end[chosen])
+    begun = at + rows["queue_ns"]
+    if serving is not None and serving.rule is not None:
+        begun, end = batches["h2d_end_ns"], batches["compute_end_ns"]
+    chosen = slice(0 if serving is not None and serving.servers == 1 else None)
+    return ServiceProcess(record.samples, begun[chosen], end[chosen])
 
 
 def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> str:
@@ -87,15 +104,37 @@ def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -
     return ""
 
 
-def as_served(record: RunRecord, servers: int, queued: Ints | None = None) -> RunRecord:
-    """The record with queue waits and service times as if the runner had recorded them.
+def as_served(record: RunRecord, serving: Serving, queued: Ints | None = None) -> RunRecord:
+    """The record with waits, batches and service times as if the runner had recorded them.
 
-    :param servers: behind one queue (:func:`latfix.profilers.evidence.outside.lock_waits.servers_of`).
-    :param queued: ``(n,)`` nanoseconds in the queue, as the service reports them; used if ``servers`` is 0.
+    :param serving: as from :func:`latfix.profilers.evidence.outside.lock_waits.serving_of`.
+    :param queued: ``(n,)`` nanoseconds in the queue, as the service reports them; used if the queue is unknown.
     """
     rows = dict(record.requests)
-    at, end = presence(rows)
     taken = np.asarray(rows["http_status"] > 0)
+    if serving.rule is not None and taken.any():
+        served = _in_batches(rows, taken, serving.rule)
+    else:
+        served = _one_by_one(rows, taken, serving.servers, queued)
+    # The only known sizes of a request, apart from the traffic's features.
+    rows["input_elements"], rows["input_length"] = rows["sent_bytes"], rows["output_tokens"]
+    batches = {name: np.zeros(len(served["batch_id"]), np.int64) for name in BATCH_DTYPE.names or ()} | served
+    for name in ("collated_ns", "h2d_end_ns"):
+        batches[name] = batches["close_ns"]
+    batches["free_ns"], batches["d2h_end_ns"] = batches["open_ns"], batches["compute_end_ns"]
+    record = replace(record, requests=rows, batches=batches)
+    process, (_, end) = process_of(record, serving), presence(rows)
+    rows["finish_runq_ns"] = process.delayed(end - rows["finish_ns"], end)
+    rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
+    begun, first = batches["h2d_end_ns"], batches["compute_end_ns"]
+    batches["compute_runq_ns"] = process.delayed(begun, first)
+    batches["compute_cpu_ns"] = first - begun - batches["compute_runq_ns"]
+    return record
+
+
+def _one_by_one(rows: Columns, taken: Bools, servers: int, queued: Ints | None) -> Columns:
+    """Batches of one request each; adds the requests' waits and batches to ``rows``."""
+    at, end = presence(rows)
     start, lane = at.copy(), np.zeros(len(at), np.int64)
     if servers:
         chosen = np.flatnonzero(taken)
@@ -108,25 +147,49 @@ def as_served(record: RunRecord, servers: int, queued: Ints | None = None) -> Ru
     rows["queue_ns"] = start - at
     rows["compute_ns"] = rows["compute_ns"] - rows["queue_ns"]
     rows["batch_id"] = np.where(taken, np.arange(len(at)), -1)
-    # The only known sizes of a request, apart from the traffic's features.
-    rows["input_elements"], rows["input_length"] = rows["sent_bytes"], rows["output_tokens"]
-    answered = start + rows["compute_ns"]
-    process = process_of(rows, record.samples, servers)
-    rows["finish_runq_ns"] = process.delayed(answered, end)
-    rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
-    # Each request's service is a batch of one.
-    batches = {name: np.zeros(np.count_nonzero(taken), np.int64) for name in BATCH_DTYPE.names or ()}
-    begun, first = start[taken], answered[taken]
-    for name in ("free_ns", "open_ns", "close_ns", "collated_ns", "h2d_end_ns"):
-        batches[name] = begun
-    batches["batch_id"], batches["worker"] = rows["batch_id"][taken], lane[taken]
-    batches["size"] += 1
-    batches["warmup"] = rows["warmup"][taken]
-    batches["compute_end_ns"] = batches["d2h_end_ns"] = first
-    batches["finish_end_ns"] = end[taken]
-    batches["compute_runq_ns"] = process.delayed(begun, first)
-    batches["compute_cpu_ns"] = first - begun - batches["compute_runq_ns"]
-    return replace(record, requests=rows, batches=batches)
+    return {
+        "batch_id": rows["batch_id"][taken],
+        "worker": lane[taken],
+        "size": np.ones(np.count_nonzero(taken), np.int64),
+        "warmup": rows["warmup"][taken],
+        "open_ns": start[taken],
+        "close_ns": start[taken],
+        "compute_end_ns": (start + rows["compute_ns"])[taken],
+        "finish_end_ns": end[taken],
+    }
+
+
+def _in_batches(rows: Columns, taken: Bools, rule: Rule) -> Columns:
+    """The inferred batches; adds the requests' waits and batches to ``rows``.
+
+    A batch was computed when its first member was answered: a worker is free then.
+    """
+    at, end = presence(rows)
+    order = np.flatnonzero(taken)
+    order = order[np.argsort(at[order], kind="stable")]
+    came, first_byte = at[order], np.maximum((end - rows["finish_ns"])[order], at[order])
+    found = rule.batches(came, first_byte - came)
+    number = np.repeat(np.arange(len(found.first)), found.size(len(order)))
+    ended = np.maximum(found.end_ns, came[found.first])
+    begun = np.clip(found.begin_ns, came[found.first], ended)
+    opened = np.minimum(found.free_ns, begun)
+    rows["batch_id"] = np.full(len(at), -1, np.int64)
+    for name in ("queue_ns", "batch_ns"):
+        rows[name] = np.zeros(len(at), np.int64)
+    rows["batch_id"][order] = number
+    rows["queue_ns"][order] = np.clip(opened[number] - came, 0, first_byte - came)
+    rows["batch_ns"][order] = np.clip(begun[number], came, first_byte) - came - rows["queue_ns"][order]
+    rows["compute_ns"] = rows["compute_ns"] - rows["queue_ns"] - rows["batch_ns"]
+    return {
+        "batch_id": np.arange(len(found.first)),
+        "worker": in_line(came[found.first], ended, rule.workers)[1],
+        "size": found.size(len(order)),
+        "warmup": np.maximum.reduceat(rows["warmup"][order], found.first),
+        "open_ns": opened,
+        "close_ns": begun,
+        "compute_end_ns": ended,
+        "finish_end_ns": ended,
+    }
 
 
 def in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
@@ -146,5 +209,5 @@ def in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
 def stage_values(rows: Columns) -> dict[str, Ints]:
     """Nanoseconds of each stage as the client sees it, by name; their sum is the latency."""
     connect = np.maximum(rows["prepare_ns"] - rows["send_ns"], 0)
-    own = {"connect": connect, "send": rows["prepare_ns"] - connect}
+    own = {"connect": connect, "send": rows["prepare_ns"] - connect, "queue": rows["queue_ns"] + rows["batch_ns"]}
     return {name: own[name] if name in own else rows[f"{stage}_ns"] for name, stage in OUTSIDE_STAGES.items()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
-from latfix.formatting import clipped, count, from_ns, milliseconds, significant, tail_words
+from latfix.formatting import clipped, count, from_ns, milliseconds, percent, significant, tail_words
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.recordings.devices.step_ledger import StepLedger
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
@@ -268,7 +268,7 @@ def _verdict(
     if top is None:
         return "inconclusive" if single else "steady", f"{opening}: no cause stands out."
     of = "" if single else " of the excess"
-    figures = f"{100 * top.tail_share:.0f} %{of} ({milliseconds(top.tail_ms)})"
+    figures = f"{percent(top.tail_share)}{of} ({milliseconds(top.tail_ms)})"
     return top.cause, f"{opening}: {figures} is {_HAPPENED.get(top.cause) or CATALOGUE[top.cause].happened}."
 
 

@@ -12,6 +12,7 @@ differs little, but takes seconds per million requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +32,7 @@ from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS, resolution_ns
-from latfix.queueing.batch_inference import infer_batches
+from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
 from latfix.queueing.queue_inference import (
     Queue,
@@ -236,12 +237,12 @@ class _Ledger:
         if not table.timed or table.sampled or table.first_ns is not None:
             return False
         arrival, latency = self._at_server(measured)
-        if (batches := infer_batches(arrival, latency, self.resolution_ns)) is None:
+        if (rule := infer_rule(arrival, latency, self.resolution_ns)) is None:
             return False
-        self.batches = SharedBatches(batches, arrival, latency)
+        self.batches = SharedBatches(rule.batches(arrival, latency), arrival, latency)
         self.wait = self.batches.behind if measured is None else self.batches.behind + measured
         self.base = self.base - self.batches.behind - self.batches.window
-        self.servers = batches.rule.workers
+        self.servers = rule.workers
         return True
 
     def _infer(self, measured: Ints | None) -> tuple[Queue | None, str]:
@@ -490,7 +491,7 @@ class _Ledger:
     def _known(self) -> tuple[KnownCause, ...]:
         known: list[KnownCause] = []
         if self.batches is not None:
-            known += [CATALOGUE["batching.window"], CATALOGUE["batching.size"]]
+            known += [replace(CATALOGUE["batching.window"], evidence_class="modelled"), CATALOGUE["batching.size"]]
         if self.wait is not None:
             known += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
         if self.by_input:

@@ -146,14 +146,6 @@ class SharedBatches:
         """By cause, one sentence with the figures."""
         rule, most = self.batches.rule, int(self.size.max())
         at_once = counted(rule.workers, "batch") + (" was" if rule.workers == 1 else " were")
-        limit = "" if rule.limit is None else f", at most until {rule.limit} are in"
-        since = "a worker takes it up" if rule.timer == "worker" else "its first request arrived"
-        held = (
-            f"a batch is held open for {from_ns(rule.window_ns)} after {since}{limit}"
-            if rule.window_ns
-            else f"a batch begins as soon as a worker is free{limit.replace('until ', '').replace(' are in', '')}"
-        )
-        inferred = f"inferred from who ended together (the rule explains {share(1 - rule.wrong)} of batches)"
         takes, least = self.by_size, int(self.size.min())
         middle, late = np.quantile(self.window, (0.5, 0.99)).tolist()
         others = counted(int(np.median(np.repeat(self.size, self.size))) - 1, "other")
@@ -161,12 +153,12 @@ class SharedBatches:
         return {
             "traffic.burst": f"inferred: {at_once} computed at a time; {ahead} waited for one ahead",
             "batching.window": (
-                f"{inferred}: {held}; with a free worker, requests waited {from_ns(middle)} in the median, "
+                f"{rule.sentence}; with a free worker, requests waited {from_ns(middle)} in the median, "
                 f"{from_ns(late)} at p99."
             ),
             "batching.size": (
-                f"{inferred}: the median request shared its batch with {others}; a batch of {least} takes "
-                f"{from_ns(float(takes[least]))}, one of {most} {from_ns(float(takes[most]))}."
+                f"inferred from who ended together: the median request shared its batch with {others}; a batch of "
+                f"{least} takes {from_ns(float(takes[least]))}, one of {most} {from_ns(float(takes[most]))}."
             ),
         }
 

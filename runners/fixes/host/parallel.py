@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.formatting import percent
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import CONTENDED, operator_threads, worker_threads
@@ -49,7 +50,7 @@ def _idle_cores(context: Context) -> str:
         return f"threads compete for the cores: waiting for one made up {100 * share:.1f} % of the tail"
     busy, compute = _busy_share(context.record, context.settings.workers), _compute_ms(context.record)
     if busy > _BUSY:
-        computed = f"workers computed {100 * busy:.0f} % of the time"
+        computed = f"workers computed {percent(busy)} of the time"
         return f"{computed}; with more threads each they would compete for the cores"
     if compute < _SHORT_MS:
         return f"a slow request computes for {compute:.2g} ms, too short to be shared among threads"

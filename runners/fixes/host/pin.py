@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from latfix.formatting import percent
 from latfix.run_record.process_facts import ThreadPlace
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
@@ -23,7 +24,7 @@ def _quiet_neighbors(context: Context) -> str:
     others = others_share(context.record)
     if others > _CROWDED:
         return (
-            f"other programs kept {100 * others:.0f} % of the machine busy, and a pinned worker cannot get "
+            f"other programs kept {percent(others)} of the machine busy, and a pinned worker cannot get "
             "out of their way"
         )
     return ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.cause_catalogue import PREMISES
+from latfix.formatting import percent
 from latfix.results.worker_summary import weight_range, workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
@@ -76,7 +77,7 @@ def _slow_replica(context: Context) -> str:
     most = max(seen, key=lambda one: one.slowest)
     return (
         f"the {len(seen)} workers are alike: the slowest took {most.slowest:.2g} times as long as the "
-        f"fastest, during {100 * most.slow:.0f} % of the batches"
+        f"fastest, during {percent(most.slow)} of the batches"
     )
 
 

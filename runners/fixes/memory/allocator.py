@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 
+from latfix.formatting import percent
 from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import need, tail_share
 from latfix.runners.fixes.shared.run_evidence import faults_per_request, fewer_faults
@@ -36,7 +37,7 @@ def many_faults(context: Context) -> str:
         return ""
     return (
         f"only {faults:.0f} page faults a request, and {100 * max(share, 0.0):.1f} % of the tail is memory; it pays "
-        f"above {WORTH_IT:.0f}, or from {100 * IN_TAIL:.0f} % of the tail"
+        f"above {WORTH_IT:.0f}, or from {percent(IN_TAIL)} of the tail"
     )
 
 

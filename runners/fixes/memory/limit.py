@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from latfix.formatting import percent
 from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF, conf_environment, merged_conf, read_conf
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, refusals
@@ -68,7 +69,7 @@ def _verify(applied: Applied) -> Verified:
     now, before = applied.both(calls)
     text = (
         f"the process may have {100 * least:.1f} % of {_which(len(shares), least, most)}; segments are freed "
-        f"{'when it is full' if missing else f'from {100 * float(_COLLECT_FROM):.0f} % of that on'}; "
+        f"{'when it is full' if missing else f'from {percent(float(_COLLECT_FROM))} of that on'}; "
         f"{now.compared_with(before)}"
     )
     limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)

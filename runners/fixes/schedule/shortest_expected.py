@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.formatting import percent
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.batch.bucket import bucket_key
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
@@ -34,7 +35,7 @@ def _order_pays(context: Context) -> str:
     estimate = learned(context.record, _key(context))
     explained = estimate.line.explained
     if explained < _EXPLAINED:
-        return f"length explains only {100 * explained:.0f} % of how long batches compute"
+        return f"length explains only {percent(explained)} of how long batches compute"
     spread = work_spread(context.record, estimate, _key(context))
     if spread < _VARIES:
         return f"requests are alike: expected compute at p90 is {spread:.2f} times that at p10"
@@ -59,8 +60,8 @@ def _verify(applied: Applied) -> Verified:
     explained = series_range(applied.record, "runner.work_explained") or (0.0,)
     return Verified(
         shorter > were_shorter and share >= _SHORTER and now > 0,
-        f"{now} requests overtook one of their class, {100 * share:.0f} % of them the shorter of the two; {before} "
-        f"and {100 * was:.0f} % without; length explains {100 * explained[-1]:.0f} % of compute",
+        f"{now} requests overtook one of their class, {percent(share)} of them the shorter of the two; {before} "
+        f"and {percent(was)} without; length explains {percent(explained[-1])} of compute",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.formatting import counted
+from latfix.formatting import counted, percent
 from latfix.profilers.gpu.alloc_conf import read_conf
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Context
@@ -101,7 +101,7 @@ def trouble(context: Context) -> str:
     if made.total and share >= IN_TAIL:
         return ""
     part = f"{100 * share:.1f} % of the tail is memory"
-    return f"{made.words()}, and {part}; it pays with stalls, or from {100 * IN_TAIL:.0f} %"
+    return f"{made.words()}, and {part}; it pays with stalls, or from {percent(IN_TAIL)}"
 
 
 def worker_growth_mib(record: RunRecord) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from latfix.formatting import percent
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
 
@@ -95,4 +96,4 @@ def replaced(applied: Applied, what: str, *, least_time: float = 0.0) -> Verifie
         evidence = f"{counts}, {found:.3g} times in each; at warm-up at least {usual:.3g} times"
         return Verified(ran and usual > 0 and found >= _MOST_BATCHES * usual, evidence)
     share = float(seen.get("replaced_share", 0.0))
-    return Verified(ran and share >= least_time, f"{counts}, {100 * share:.0f} % of their compute time")
+    return Verified(ran and share >= least_time, f"{counts}, {percent(share)} of their compute time")

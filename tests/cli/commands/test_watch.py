@@ -97,7 +97,9 @@ def test_a_client_that_went_away_prints_nothing(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("where", ["", "x", "localhost", "70000", "127.0.0.1:", "no.such.host.invalid:9"])
+@pytest.mark.parametrize(
+    "where", ["", "x", "localhost", "70000", "127.0.0.1:", "no.such.host.invalid:9", "é" * 70 + ":9"]
+)
 def test_an_invalid_address_to_listen_on_is_refused(cli: Cli, tmp_path: Path, where: str) -> None:
     code, _, error = cli("watch", str(tmp_path), "--updates", "1", "--metrics", where)
     assert code == 2 and "--metrics" in error and len(error.splitlines()) == 1

@@ -45,7 +45,7 @@ def test_a_stall_has_its_time_and_the_setting_that_avoids_it(tmp_path: Path) -> 
     document = result.to_json()
     assert document["latency_ms"]["p99"] is None and document["tail"]["excess_ms"] is None
     assert document["source"]["kind"] == "memory" and document["requests"]["timeout"] is None
-    assert not GateSubject.from_diagnosis(document).cause_shares  # shares are unknown, so gates on them are undecided
+    assert not GateSubject.from_diagnosis(result).cause_shares  # shares are unknown, so gates on them are undecided
 
 
 def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:

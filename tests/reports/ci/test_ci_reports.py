@@ -18,7 +18,7 @@ from latfix.reports.ci.ci_summary import Summary, read_summary
 from latfix.reports.ci.github_annotations import annotation_lines
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown, text
-from latfix.reports.comparison_rows import GateRow, Outcome
+from latfix.reports.comparison_rows import Arm, GateRow, Outcome
 from latfix.results.optimization import Optimization
 from tests.reports.conftest import Session
 
@@ -94,6 +94,12 @@ def test_junit_has_one_testcase_a_gate() -> None:
     assert failed[0].get("message") == failed[0].text == "p99 is 412 ms, limit 200 ms"
     assert [child.tag for child in undecided] == ["skipped"] and "900 more requests" in (undecided[0].text or "")
     assert len(passed) == 0
+
+
+def test_junit_figures_are_numbers_that_programs_read() -> None:
+    arm = Arm(label="", latency_ms={"p99": 12345.6}, throughput_rps=None, requests={}, accuracy=None)
+    (suite,) = _junit(_summary(run=arm))
+    assert {each.get("name"): each.get("value") for each in suite[0]}["p99 ms"] == "12346"
 
 
 def test_junit_of_a_run_that_failed_passes_nothing() -> None:

@@ -132,7 +132,7 @@ LOST = replace(FAILED, row=None, status="not recorded", error="", stages=(), lat
 
 
 def shown(*stories: Story, width: int = 80, encoding: str = "utf-8", slowest: tuple[Story, ...] | None = None) -> str:
-    return printed(render_stories(stories, slowest or (), listed=slowest is not None), width=width, encoding=encoding)
+    return printed(render_stories(stories, slowest), width=width, encoding=encoding)
 
 
 STORIES = pytest.mark.parametrize(

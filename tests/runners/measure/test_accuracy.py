@@ -345,3 +345,55 @@ def test_no_disagreement_in_a_small_sample_is_not_certainty(labelled: Callable[.
     allowed, said = judge({**numbers, "deviation": 0.05}, 1.0, 0.01)
     assert not allowed and said.startswith("100 requests are too few to exclude a loss of 0.02")
     assert found.same and judge({**numbers, "same": found.same}, 1.0, 0.01)[0], "the very same numbers"
+
+
+#: The answer is three numbers; evaluate asks whether the largest is the unmodified model's.
+NUMBERS = """
+import torch
+from latfix import Request, Workload
+
+class Numbers(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 3)
+        self.original = [weight.detach().clone() for weight in model.parameters()]
+        model.weight.data += NOISE * torch.randn(3, 6, generator=torch.Generator().manual_seed(7))
+        return model
+
+    def prepare(self, request):
+        return torch.randn(6, generator=torch.Generator().manual_seed(int(request.features["value"])))
+
+    def finish(self, output, request):
+        return output
+
+    def evaluate(self, predict):
+        requests = [Request(id=str(k), arrival_s=0.0, features={"value": k}) for k in range(100)]
+        right = [torch.nn.functional.linear(self.prepare(each), *self.original).argmax() for each in requests]
+        return sum(int(answer.argmax() == each) for answer, each in zip(predict(requests), right)) / 100
+"""
+
+
+@pytest.mark.parametrize("scored", [True, False], ids=["evaluate", "agreement"])
+@pytest.mark.parametrize(("with_class", "allowed"), [(False, True), (True, None)], ids=["numbers", "class"])
+def test_numbers_that_hardly_deviate_need_no_large_sample(
+    tmp_path: Path, write_workload: WriteWorkload, with_class: bool, allowed: bool | None, scored: bool
+) -> None:
+    """100 answers cannot exclude a loss of 0.02; exaggerated deviations of numbers can, those of classes cannot."""
+
+    def service(noise: float) -> Service:
+        source = NUMBERS.replace("NOISE", repr(noise))
+        if with_class:
+            source = source.replace("return output", 'return {"class": int(output.argmax()), "scores": output}')
+            source = source.replace("answer.argmax()", 'answer["class"]')
+        source = source if scored else source[: source.index("    def evaluate")]
+        folder = tmp_path / f"w{noise}"
+        write_workload(folder, adapter=source)
+        settings = RunnerSettings(device="cpu", max_batch_size=16, intra_op_threads=1)
+        made = Service(folder, "adapter:Numbers", settings)
+        made.load()
+        return made
+
+    evaluate(service(0.0), traffic(100), None, save=tmp_path / "r.npz")
+    found = evaluate(service(0.0001), traffic(100), tmp_path / "r.npz", max_drop=0.01)
+    assert found.samples == 100 and found.loss == 0.0 and not found.same
+    assert judge(asdict(found), 1.0, 0.01)[0] is allowed, found

@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.cli.commands.running.gate import (
-    _hosted,
-    _parts_words,
-    _records,
-    _side,
-    _too_few_words,
-    places,
-)
+from latfix.cli.commands.running.gate import _hosted, _parts_words, _records, _side, _too_few_words, places
 from latfix.cli.shared.options import TrafficOptions
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError

@@ -11,7 +11,7 @@ from latfix.gates.latency_change import latency_change
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.lock_waits import with_queue
-from latfix.profilers.evidence.outside.outside_view import in_line, piles_up
+from latfix.profilers.evidence.outside.outside_view import Serving, in_line, piles_up
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.queueing.queue_inference import infer_queue
@@ -393,7 +393,7 @@ def test_a_backlog_that_grows_is_told_from_a_dependency_that_became_slow(
 
 def test_a_backlog_without_a_known_queue_is_no_wait_for_something_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The service sleeps for each request, one after the other, and more arrive than it serves."""
-    monkeypatch.setattr("latfix.profilers.evidence.units.servers_of", lambda _: 0)
+    monkeypatch.setattr("latfix.profilers.evidence.units.serving_of", lambda _: Serving())
     for rate, named in ((130.0, False), (50.0, True)):
         at = arrivals(rate)
         slow = np.arange(N) % 40 == 0

@@ -10,13 +10,13 @@ import pytest
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.queueing.batch_inference import Batches, infer_batches
+from latfix.queueing.batch_inference import Rule, infer_rule
 from latfix.results.diagnosis import CauseSummary
 from tests.profilers.recordings.requests.simulated_log import batched, simulated
 
 
-def inferred(table: RequestTable) -> Batches | None:
-    return infer_batches(table.arrival_ns, table.latency_ns, table.resolution_ns)
+def inferred(table: RequestTable) -> Rule | None:
+    return infer_rule(table.arrival_ns, table.latency_ns, table.resolution_ns)
 
 
 def causes_of(table: RequestTable) -> dict[str, CauseSummary]:
@@ -31,16 +31,16 @@ def causes_of(table: RequestTable) -> dict[str, CauseSummary]:
 def test_window_and_timer_follow_from_who_ended_together(timer: str, load: float, resolution_ns: int) -> None:
     found = inferred(batched(timer, load=load, window_ms=20.0, resolution_ns=resolution_ns))
     assert found is not None
-    assert found.rule.window_ns == pytest.approx(20e6, abs=1e6 + resolution_ns)
+    assert found.window_ns == pytest.approx(20e6, abs=1e6 + resolution_ns)
     if load > 0.5 and resolution_ns == 1_000:  # else the timers differ for too few batches
-        assert (found.rule.timer, found.rule.workers) == (timer, 1)
+        assert (found.timer, found.workers) == (timer, 1)
 
 
 @pytest.mark.parametrize(("limit", "workers"), [(4, 1), (8, 2), (32, 1)])
 def test_limit_and_workers_are_inferred(limit: int, workers: int) -> None:
     found = inferred(batched("arrival", limit=limit, workers=workers, load=0.9))
     assert found is not None
-    assert (found.rule.limit, found.rule.workers) == (limit, workers)
+    assert (found.limit, found.workers) == (limit, workers)
 
 
 @pytest.mark.parametrize("servers", [1, 4])
@@ -55,7 +55,7 @@ def test_requests_that_came_together_and_take_the_same_time_are_no_batch() -> No
         np.arange(6) * 20_000, 500
     )
     latency = np.full(3000, 10_000_000) + rng.integers(0, 10_000, 3000)
-    assert infer_batches(arrival, latency, 1_000) is None
+    assert infer_rule(arrival, latency, 1_000) is None
 
 
 def test_the_wait_for_the_timer_is_the_windows() -> None:

@@ -1,0 +1,74 @@
+"""Answers whose deviation from the original's is exaggerated: a sharper bound on a loss than a small sample gives.
+
+Of n requests without a loss, up to 3 / n may still lose. But answers made of numbers tell more: if none loses even
+with several times the deviation, few are near the point where they would. As long as a loss grows at least in
+proportion to the deviation, a bound on the exaggerated answers' loss, divided by that factor, bounds the loss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from latfix.arrays import Bools
+from latfix.statistics.decision import Interval
+
+#: How much larger the deviation becomes.
+TIMES = 4.0
+#: Least share of the numbers that deviate at all: rounded numbers and labels jump, and show nothing in between.
+_MOVED = 0.9
+
+
+class _NoNumber(Exception):
+    """Part of an answer is not made of numbers, or the two have different shapes."""
+
+
+def narrowed(
+    loss: Interval,
+    before: Sequence[Any],
+    after: Sequence[Any],
+    loss_of: Callable[[list[Any]], Interval | None],
+) -> Interval:
+    """The loss with the upper end that its exaggeration allows, if that is lower.
+
+    :param before: the original's answers; ``after`` those judged, to the same requests.
+    :param loss_of: the loss of other answers to them.
+    """
+    larger = exaggerated(before, after)
+    most = None if larger is None else loss_of(larger)
+    if most is None or most.hi / TIMES >= loss.hi:
+        return loss
+    return Interval(value=loss.value, lo=loss.lo, hi=max(most.hi / TIMES, loss.value))
+
+
+def exaggerated(before: Sequence[Any], after: Sequence[Any]) -> list[Any] | None:
+    """Answers that deviate :data:`TIMES` as much; ``None`` if they are not only numbers, or hardly any differs."""
+    moved: list[Bools] = []
+    try:
+        larger = [_larger(a, b, moved) for a, b in zip(before, after, strict=True)]
+    except _NoNumber:
+        return None
+    every = np.concatenate(moved) if moved else np.zeros(0, bool)
+    return larger if len(every) and every.mean() >= _MOVED else None
+
+
+def _larger(before: Any, after: Any, moved: list[Bools]) -> Any:
+    """One answer in the same structure; adds to ``moved`` which of its numbers deviate."""
+    if isinstance(after, dict) and isinstance(before, dict) and before.keys() == after.keys():
+        return {key: _larger(before[key], after[key], moved) for key in after}
+    if type(after) in (list, tuple) and type(before) is type(after) and len(before) == len(after):
+        return type(after)(_larger(a, b, moved) for a, b in zip(before, after, strict=True))
+    if type(before) is not type(after) or not _is_floating(after) or np.shape(before) != np.shape(after):
+        raise _NoNumber
+    apart = after - before
+    moved.append(np.asarray(apart != 0).ravel())
+    return type(after)(before + TIMES * apart) if isinstance(after, float) else before + TIMES * apart
+
+
+def _is_floating(value: Any) -> bool:
+    """True for a float, an array or a tensor of them."""
+    if hasattr(value, "is_floating_point"):
+        return bool(value.is_floating_point())
+    return isinstance(value, float) or (isinstance(value, np.ndarray) and value.dtype.kind == "f")
