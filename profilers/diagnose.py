@@ -13,7 +13,7 @@ import numpy as np
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import in_unit
-from latfix.profilers.attribution.ledger_parquet import CausesFile
+from latfix.profilers.attribution.ledger_parquet import causes_file
 from latfix.profilers.attribution.lost_requests import lost_requests
 from latfix.profilers.attribution.naming_rule import deserves_timeline, floors_ms, overhead_of, summarize_cause
 from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_ns
@@ -93,8 +93,8 @@ def diagnose(
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:
     """Write ``causes.parquet``: one row per nonzero ledger entry, by request id."""
-    with CausesFile(path) as file:
-        file.add(diagnosis.ledger)
+    with causes_file(path) as add:
+        add(diagnosis.ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Findings:
         losses = lost_requests(self.source, known.evidence, known.books, known.sample)
         lost = Loss.of(losses, meta.state)
         incident, at_ms = self._incident(), in_unit(self.seen.arrived_ns[q], 1e6)
-        verdict = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=incident is not None)
+        verdict, sentence = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=incident is not None)
         late = late_words(totals.lag.percentile(99) / 1e6, ok_ms["p50"])
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
@@ -140,8 +140,8 @@ class _Findings:
             latency_ms_ok=ok_ms,
             latency_ci95_ms=self._intervals_ms(latency_ms),
             stages_ms=self._stages_ms(),
-            verdict=verdict.word,
-            sentence=verdict.sentence,
+            verdict=verdict,
+            sentence=sentence,
             percentile=q,
             excess_ms=tail.excess_ms,
             reference_ms=self.baselines.reference_ns / 1e6,
@@ -219,10 +219,9 @@ class _Findings:
 
     def _floors_ms(self, p50_ms: float) -> dict[str, float]:
         """By cause, the milliseconds that its interval must exceed for the cause to be named."""
-        books, handed = self.baselines.books, self.totals.handed
-        chance = chance_wait_ns(
-            books.line, self.percentile, arrivals=handed.count, span_ns=handed.span_ns, seed=self.seed
-        )
+        books, sent = self.baselines.books, self.totals.sent
+        span_ns = float(self.totals.sent_last_ns - self.totals.sent_first_ns)
+        chance = chance_wait_ns(books.line, self.percentile, arrivals=sent, span_ns=span_ns, seed=self.seed)
         floors = floors_ms(p50_ms, self.tail.excess_ms, chance)
         return above_noise(floors, self.tail, self.percentile, books)
 
@@ -232,12 +231,12 @@ class _Findings:
             reference = {stage: quiet_median(evidence.stage_ns(stage), evidence.quiet) for stage in totals.stages}
         stages = {
             stage: {
-                "mean": known.taken.total / max(totals.requests, 1) / 1e6,
-                **_percentiles_ms(known.taken, 50, 99),
+                "mean": taken.total / max(totals.requests, 1) / 1e6,
+                **_percentiles_ms(taken, 50, 99),
                 "reference": reference.get(stage, 0) / 1e6,
-                "tail": known.tail_ns / max(totals.tail, 1) / 1e6,
+                "tail": totals.tail_stages_ns[stage] / max(totals.tail, 1) / 1e6,
             }
-            for stage, known in totals.stages.items()
+            for stage, taken in totals.stages.items()
         }
         if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:  # the queue is not visible
             stages["queue"] = dict.fromkeys(stages["queue"], math.nan)
@@ -270,7 +269,7 @@ class _Findings:
             "quiet_requests": totals.quiet,
             "queue_closure_ms": totals.closure_ns / max(totals.tail, 1) / 1e6,
             "lock_closure_ms": totals.lock_closure_ns / max(totals.tail, 1) / 1e6,
-            "models": evidence.expected.quality(),
+            "models": {unit: model.quality() for unit, model in evidence.expected.models.items()},
             "whatif": tuple(
                 WhatIf(without=removed, **_percentiles_ms(latencies, 50, 95, 99))
                 for removed, latencies in zip(totals.removals, totals.without, strict=True)

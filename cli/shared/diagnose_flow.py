@@ -19,7 +19,7 @@ from latfix.gates.subject import GateSubject, with_percentile_ratios
 from latfix.gates.syntax import Gate, parse_gate
 from latfix.history.rows import HistoryRow, row_of, run_name, series_of
 from latfix.profilers import diagnose
-from latfix.profilers.attribution.ledger_parquet import CausesFile
+from latfix.profilers.attribution.ledger_parquet import causes_file
 from latfix.profilers.chunked.downsample import downsampled
 from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.drilldown.explain import explain_slowest
@@ -130,8 +130,8 @@ def diagnosed(
     """
     if folder is None:
         return diagnose.diagnose(record, percentile=percentile, seed=seed)
-    with writing_into(folder), CausesFile(folder / "causes.parquet") as file:
-        return diagnose.diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+    with writing_into(folder), causes_file(folder / "causes.parquet") as add:
+        return diagnose.diagnose(record, percentile=percentile, seed=seed, sink=add)
 
 
 def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequence[RunRecord]) -> Diagnosis:

@@ -37,10 +37,6 @@ class BestFit(Policy):
     def free_bytes(self) -> tuple[int, int]:
         return self._free.total, self._free.largest
 
-    def stuck_bytes(self) -> int:
-        """All free bytes, unless nothing is in use."""
-        return self._free.total if self.counters.granted else 0
-
 
 class Buddy(Policy):
     """A buddy system; the capacity is divided into powers of two, the largest first."""
@@ -82,10 +78,6 @@ class Buddy(Policy):
     def free_bytes(self) -> tuple[int, int]:
         total = sum(size * len(blocks) for size, blocks in self._free.items())
         return total, max((size for size, blocks in self._free.items() if blocks), default=0)
-
-    def stuck_bytes(self) -> int:
-        """All free bytes, unless nothing is in use."""
-        return self.free_bytes()[0] if self.counters.granted else 0
 
     def _put(self, block: Block) -> None:
         self._free.setdefault(block.size, {})[block.start] = block

@@ -87,6 +87,9 @@ class Policy(ABC):
     def free_bytes(self) -> tuple[int, int]:
         """Free bytes held from the device, and the size of the largest free block."""
 
-    @abstractmethod
     def stuck_bytes(self) -> int:
-        """Free bytes that it cannot give back to the device, as other bytes of their segments are in use."""
+        """Free bytes that it cannot give back to the device, as other bytes of their segments are in use.
+
+        Here all free bytes, unless nothing is in use: those of one segment.
+        """
+        return self.free_bytes()[0] if self.counters.granted else 0

@@ -47,7 +47,7 @@ def generate(seed: int, traffic: Traffic | None = None) -> AllocationTrace:
     want = traffic or Traffic()
     rng = np.random.default_rng(seed)
     maker = _Maker(int(_MOST_USED * want.capacity))
-    held: list[_Conversation] = []
+    held: list[tuple[int, int]] = []  # key and size of each conversation's cache
     working: list[int] = []  # keys of the previous turn's working memory
     for turn in range(want.turns):
         maker.t_us = turn * 1000.0
@@ -61,27 +61,21 @@ def generate(seed: int, traffic: Traffic | None = None) -> AllocationTrace:
             if maker.fits(size):
                 working.append(maker.take(size)[0])
         begun = _length(rng, want)
-        if sum(one.size for one in held) < want.filled * want.capacity and maker.fits(begun):
-            held.append(_Conversation(*maker.take(begun)))
+        if sum(size for _, size in held) < want.filled * want.capacity and maker.fits(begun):
+            held.append(maker.take(begun))
         if not held:
             continue
-        talking = held[int(rng.integers(len(held)))]
-        grown = int(talking.size * rng.uniform(1.05, 1.4))
+        place = int(rng.integers(len(held)))
+        key, size = held[place]
+        grown = int(size * rng.uniform(1.05, 1.4))
         ends_now = rng.random() < 1.0 / want.turns_a_conversation or grown > want.capacity // 8
         if ends_now or not maker.fits(grown):
-            maker.free(talking.key)
-            held.remove(talking)
+            maker.free(key)
+            del held[place]
         else:
-            moved = maker.take(grown)
-            maker.free(talking.key)
-            talking.key, talking.size = moved
+            held[place] = maker.take(grown)
+            maker.free(key)
     return AllocationTrace(events=maker.events, source=f"made up, seed {seed}")
-
-
-@dataclass(slots=True)
-class _Conversation:
-    key: int
-    size: int
 
 
 class _Maker:

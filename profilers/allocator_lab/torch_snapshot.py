@@ -54,7 +54,7 @@ def read_snapshot(path: Path) -> AllocationTrace:
     try:
         device = max(range(len(traces)), key=lambda k: len(traces[k]))
         segments = [each for each in document.get("segments", ()) if each.get("device", device) == device]
-        events, recorded = _events(traces[device], _live(segments, device))
+        events, recorded = _events(traces[device], _live(segments))
         recorded["peak_reserved"] = _peak_reserved(traces[device], segments)
         setting = _setting(document)
     except _DAMAGED as error:
@@ -103,12 +103,10 @@ def _time_us(entry: Mapping[str, Any], default: float) -> float:
     return time_us
 
 
-def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
+def _live(segments: Any) -> dict[int, tuple[int, int]]:
     """Blocks in use at the end: size and stream by address."""
     result = {}
     for segment in segments:
-        if segment.get("device", device) != device:
-            continue
         address = segment["address"]
         for block in segment["blocks"]:
             address = block.get("address", address)

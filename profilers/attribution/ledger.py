@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.profilers.attribution.lock_attribution import HOLDERS, HOLDS_BLOCKED, LockBlame, LockHolders
+from latfix.profilers.attribution.lock_attribution import HOLDERS, HOLDS_BLOCKED, LockHolders
 from latfix.profilers.attribution.tail import Doubt
 from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.causes import CAUSES
@@ -96,12 +96,12 @@ class _Accounts:
             if name != "d2h" or not self.evidence.setup.overlapped:
                 self.batch[k] += amount - usual
 
-    def book_locked(self, name: str, blame: LockBlame) -> None:
+    def book_locked(self, name: str, owned: Ints, unknown: Ints) -> None:
         """Book a unit's waits for the interpreter lock to the causes of its holders, in full."""
-        for k in np.flatnonzero(blame.owned.any(axis=1)).tolist():
-            self.book_unit(k, name, blame.owned[k], disturbance=True)
-            self.locked[k] += self.at_requests(name, blame.owned[k])
-        self.lock_closure += self.at_requests(name, blame.unknown)
+        for k in np.flatnonzero(owned.any(axis=1)).tolist():
+            self.book_unit(k, name, owned[k], disturbance=True)
+            self.locked[k] += self.at_requests(name, owned[k])
+        self.lock_closure += self.at_requests(name, unknown)
 
     def at_requests(self, name: str, amount: Ints) -> Ints:
         """A unit's amounts by request."""
@@ -161,11 +161,11 @@ def _book_claims(accounts: _Accounts) -> None:
     for k, claim in enumerate(claims):
         for name, got in granted[k].items():
             taken[name] += got.total
-            amount = got.total - moved[name].owned.sum(axis=0) if k == _LOCK and name in moved else got.total
+            amount = got.total - moved[name][0].sum(axis=0) if k == _LOCK and name in moved else got.total
             accounts.book_unit(k, name, amount, disturbance=claim.disturbance)
         accounts.book_own(k, claim)
-    for name, blame in moved.items():
-        accounts.book_locked(name, blame)
+    for name, divided in moved.items():
+        accounts.book_locked(name, *divided)
     last = len(CAUSES) - 1
     for name in (*REQUEST_UNITS, *BATCH_UNITS):
         unit = evidence.units[name]
@@ -174,8 +174,8 @@ def _book_claims(accounts: _Accounts) -> None:
 
 def _through_the_lock(
     accounts: _Accounts, granted: list[dict[str, Granted]], claims: list[Claim]
-) -> dict[str, LockBlame]:
-    """By unit, its waits for the interpreter lock divided among the holders' causes."""
+) -> dict[str, tuple[Ints, Ints]]:
+    """By unit, its waits for the interpreter lock divided as by :meth:`LockHolders.blame`."""
     evidence = accounts.evidence
     waits = {name: got.total for name, got in granted[_LOCK].items() if got.total.any()}
     if not waits:
@@ -202,9 +202,7 @@ def _through_the_lock(
             elif k != _LOCK and not claims[k].expected:
                 held[name][k] = beyond(k, name, on)
     holders = LockHolders(evidence, held, paused)
-    return {
-        name: holders.blame(name, evidence.units[name], beyond(_LOCK, name, amount)) for name, amount in waits.items()
-    }
+    return {name: holders.blame(name, beyond(_LOCK, name, amount)) for name, amount in waits.items()}
 
 
 def _line(accounts: _Accounts) -> Line:

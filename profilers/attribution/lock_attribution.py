@@ -14,14 +14,13 @@ thread that woke while only such a unit ran had to wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from latfix.arrays import Bools, Ints
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, other_threads_ns
 from latfix.profilers.evidence.intervals import Timeline
-from latfix.profilers.evidence.units import Evidence, Unit
+from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import USUAL_NS, WAIT_SERIES
 
 #: Units in which a thread runs code of the service.
@@ -30,18 +29,6 @@ HOLDERS: tuple[str, ...] = tuple(PROCESS_CPU)
 HOLDS_BLOCKED = ("memory.page_faults", "host.throttle", "host.steal")
 #: Prior of the probe's statistics: readings with a held lock, and all readings.
 _PRIOR = (1.0, 2.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LockBlame:
-    """Waits of one kind of unit for the lock, divided. All nanoseconds.
-
-    :param owned: ``(K, rows)`` by the holder's cause, never negative; the rest is ``python.gil``.
-    :param unknown: ``(rows,)`` the part of the rest without a known holder.
-    """
-
-    owned: Ints
-    unknown: Ints
 
 
 class LockHolders:
@@ -61,15 +48,19 @@ class LockHolders:
             for place in np.unique(np.concatenate([evidence.places(name) for name in HOLDERS]))
         }
 
-    def blame(self, name: str, unit: Unit, waited: Ints) -> LockBlame:
-        """Divide the waits of one kind of unit.
+    def blame(self, name: str, waited: Ints) -> tuple[Ints, Ints]:
+        """Divide the waits of one kind of unit. All nanoseconds.
 
         :param waited: ``(rows,)`` beyond the usual.
+        :returns: ``(K, rows)`` by the holder's cause, never negative, and ``(rows,)`` without a known holder; what
+            the holders do not own is ``python.gil``.
         """
         owned = np.zeros((self._causes, len(waited)), np.int64)
+        unknown = np.zeros(len(waited), np.int64)
         rows = np.flatnonzero(waited > 0)
         if not len(rows):
-            return LockBlame(owned=owned, unknown=np.zeros(len(waited), np.int64))
+            return owned, unknown
+        unit = self._evidence.units[name]
         start, end = unit.start[rows], unit.end[rows]
         mine = self._evidence.places(name)[rows]
         total = np.zeros((3 + len(self._named), len(rows)))
@@ -80,9 +71,8 @@ class LockHolders:
         others = np.maximum(other_threads_ns(self._evidence, name)[rows] - on_core, 0.0)
         held = np.minimum(waited[rows], running + others)
         owned[np.ix_(self._named, rows)] = np.floor(total[3:] * held / np.maximum(holding + others, 1.0))
-        unknown = np.zeros(len(waited), np.int64)
         unknown[rows] = np.rint(waited[rows] - held)
-        return LockBlame(owned=owned, unknown=unknown)
+        return owned, unknown
 
     def _holding(self, name: str) -> float:
         """The share of its time for which a kind of unit holds the lock."""

@@ -58,17 +58,6 @@ _WAITED_FOR = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The verdict on a run.
-
-    :param word: the id of a cause, ``steady``, ``inconclusive`` or ``losing``.
-    """
-
-    word: str
-    sentence: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """Requests that did not end ``ok``.
@@ -115,8 +104,8 @@ def judge(
     loss: Loss = Loss(),
     *,
     at_once: bool = False,
-) -> Verdict:
-    """The verdict on a run.
+) -> tuple[str, str]:
+    """The verdict on a run (the id of a cause, ``steady``, ``inconclusive`` or ``losing``), and a sentence on it.
 
     :param ok_ms: latency summary of the requests that ended ``ok``.
     :param at_ms: latency at ``percentile`` of all requests that arrived.
@@ -129,25 +118,23 @@ def judge(
             if at_ms.bound > 0
             else f"{name} falls on lost requests"
         )
-        return Verdict(LOSING, f"{about}: losing, {loss.words}.")
+        return LOSING, f"{about}: losing, {loss.words}."
     if loss.hung and any(one.status == "unfinished" for one in loss.every):
-        sentence = (
+        return LOSING, (
             f"{name} of the recorded requests is {milliseconds(at_ms)}, but the run failed: losing, {loss.words}."
         )
-        return Verdict(LOSING, sentence)
     if not tail.requests:
-        return Verdict(INCONCLUSIVE, "No request ended ok, so there is no latency to explain.")
+        return INCONCLUSIVE, "No request ended ok, so there is no latency to explain."
     if isinstance(at_ms, AtLeast):
-        return Verdict(
-            INCONCLUSIVE,
+        return INCONCLUSIVE, (
             f"{name} is unknown, because it falls on requests that were in flight when the run was stopped; "
-            f"of the requests that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}.",
+            f"of the requests that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}."
         )
-    verdict = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms, at_once)
-    if verdict.word == STEADY and loss.attributed:
-        sentence = f"{verdict.sentence.removesuffix('.')}, but {loss.words}."
-        return Verdict(INCONCLUSIVE, sentence.replace(": steady,", ":", 1))
-    return verdict
+    verdict, sentence = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms, at_once)
+    if verdict == STEADY and loss.attributed:
+        sentence = f"{sentence.removesuffix('.')}, but {loss.words}."
+        return INCONCLUSIVE, sentence.replace(": steady,", ":", 1)
+    return verdict, sentence
 
 
 def _lost_words(one: Losses) -> str:
@@ -176,31 +163,27 @@ def _spent_on(cause: str) -> str:
 
 def _of_the_tail(
     causes: tuple[CauseSummary, ...], tail: Tail, median: float, about: str, at_ms: float, at_once: bool
-) -> Verdict:
+) -> tuple[str, str]:
     ratio = at_ms / median if median > 0 else 1.0
     opening = f"{about}, {ratio:.1f}x the median"
-    named = [cause for cause in causes if cause.named]
-    top = max(named, key=lambda cause: cause.tail_ms, default=None)
+    top = max((cause for cause in causes if cause.named), key=lambda cause: cause.tail_ms, default=None)
     longer = tail.mean_ms - median
     close = longer <= max(_HARDLY_ABOVE * median, _NOISE_MS)
     # Requests that are all alike may still all be late: a queue that never empties, a timer for every batch.
     if close and (top is None or median <= _MOSTLY_WAITING * (tail.mean_ms - tail.excess_ms)):
         extra = f"; {milliseconds(top.tail_ms)} of every request is {CATALOGUE[top.cause].happened}" if top else ""
         much = "hardly" if longer <= _HARDLY_ABOVE * median else f"{milliseconds(longer)}"
-        sentence = f"{opening}: steady, slow requests take {much} longer than typical ones{extra}."
-        return Verdict(STEADY, sentence)
+        return STEADY, f"{opening}: steady, slow requests take {much} longer than typical ones{extra}."
     unexplained = _tail_ms(causes, UNEXPLAINED)
     if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
-        return Verdict(INCONCLUSIVE, f"{opening}; {_doubt(unexplained, tail, top)}")
+        return INCONCLUSIVE, f"{opening}; {_doubt(unexplained, tail, top)}"
     # Waits by chance belong to the requested load.
     if top is None and at_ms - max(_tail_ms(causes, _CHANCE), 0.0) <= _NEAR * median:
-        return Verdict(STEADY, f"{opening}: steady, {_noise(causes, tail, median, at_once)}.")
+        return STEADY, f"{opening}: steady, {_noise(causes, tail, median, at_once)}."
     if top is None:
-        return Verdict(INCONCLUSIVE, f"{opening}; {_noise(causes, tail, median, at_once)}.")
-    return Verdict(
-        top.cause,
-        f"{opening}: {describe_part(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
-    )
+        return INCONCLUSIVE, f"{opening}; {_noise(causes, tail, median, at_once)}."
+    part = describe_part(CATALOGUE[top.cause], top, tail.excess_ms)
+    return top.cause, f"{opening}: {part}{_larger(causes, top)}."
 
 
 def _tail_ms(causes: tuple[CauseSummary, ...], cause_id: str) -> float:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from latfix.profilers.calibration.microbenchmarks import UnitCost, flat
+from latfix.profilers.calibration.microbenchmarks import flat
 
 _MIB = 1 << 20
 #: Measured sizes: a segment of the small pool, and a large one. They determine a cost per call and one per MiB.
@@ -53,7 +53,7 @@ def device_costs(device: str, environment: str = "") -> dict[str, float]:
     if calls is None:
         return {}
     with calls:
-        return flat(measure_calls(calls))
+        return measure_calls(calls)
 
 
 def expandable(environment: str) -> bool:
@@ -61,8 +61,8 @@ def expandable(environment: str) -> bool:
     return "expandable_segments:true" in environment.replace(" ", "").lower()
 
 
-def measure_calls(calls: DeviceCalls, clock: Callable[[], int] = time.perf_counter_ns) -> dict[str, UnitCost]:
-    """Costs by name; empty if the device has too little free memory or refuses it."""
+def measure_calls(calls: DeviceCalls, clock: Callable[[], int] = time.perf_counter_ns) -> dict[str, float]:
+    """As :func:`device_costs`; empty if the device has too little free memory or refuses it."""
     if calls.free_bytes() < _ROOM * LARGE_BYTES:
         return {}
     calls.synchronize()
@@ -81,7 +81,7 @@ def measure_calls(calls: DeviceCalls, clock: Callable[[], int] = time.perf_count
         start = clock()
         calls.synchronize()
         waits.append(float(clock() - start))
-    return {**{name: UnitCost.of(values) for name, values in found.items()}, "device_sync": UnitCost.of(waits)}
+    return flat({**found, "device_sync": waits})
 
 
 def _pair(calls: DeviceCalls, size: int, clock: Callable[[], int]) -> tuple[int, int] | None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import mmap
 import resource
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,29 +16,8 @@ _PAGE = mmap.PAGESIZE
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitCost:
-    """The cost of one event in nanoseconds: the median of the rounds, and an interval for one more round.
-
-    The interval holds it in 80 % of cases, whatever the distribution: one more round lies below the ``k``-th smallest
-    of ``n`` in ``k / (n + 1)`` of cases (Weibull's plotting positions). With fewer than nine it ends at the extremes.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, rounds: list[float]) -> UnitCost:
-        """From the cost of each round; zero without rounds."""
-        if not rounds:
-            return cls(value=0.0, low=0.0, high=0.0)
-        low, value, high = (float(q) for q in np.quantile(rounds, (0.1, 0.5, 0.9), method="weibull"))
-        return cls(value=value, low=low, high=high)
-
-
-def minor_fault(pages: int = 512, rounds: int = 9) -> UnitCost:
-    """One minor page fault on anonymous memory with the usual page size, in CPU time of this thread.
+def minor_fault(pages: int = 512, rounds: int = 9) -> list[float]:
+    """By round, nanoseconds of one minor page fault on anonymous memory, in CPU time of this thread.
 
     The difference between touching fresh pages and touching them again, divided by the faults that the kernel
     counted, so that huge pages and fault-around do not look like cheap faults.
@@ -62,11 +40,11 @@ def minor_fault(pages: int = 512, rounds: int = 9) -> UnitCost:
             again = time.thread_time_ns() - start
         if faults:
             costs.append(max(first - again, 0) / faults)
-    return UnitCost.of(costs)
+    return costs
 
 
-def unmapping(mebibytes: int = 4, rounds: int = 5) -> UnitCost:
-    """Returning one MiB of touched memory to the kernel, in CPU time of this thread."""
+def unmapping(mebibytes: int = 4, rounds: int = 5) -> list[float]:
+    """By round, nanoseconds of returning one MiB of touched memory to the kernel, in CPU time of this thread."""
     costs = []
     content = bytes(mebibytes * _MIB)
     for _ in range(rounds):
@@ -77,24 +55,25 @@ def unmapping(mebibytes: int = 4, rounds: int = 5) -> UnitCost:
         start = time.thread_time_ns()
         memory.close()
         costs.append((time.thread_time_ns() - start) / mebibytes)
-    return UnitCost.of(costs)
-
-
-#: Measurements by name; each takes about ten milliseconds on an idle machine.
-MEASURES: dict[str, Callable[[], UnitCost]] = {
-    "minor_fault": minor_fault,
-    "unmapping_mib": unmapping,
-}
+    return costs
 
 
 def unit_costs() -> dict[str, float]:
-    """This machine's unit costs as in :func:`flat`, and the page size in bytes."""
-    return flat({name: take() for name, take in MEASURES.items()}) | {"page_bytes": mmap.PAGESIZE}
+    """This machine's unit costs as in :func:`flat`, and the page size in bytes; about ten milliseconds each."""
+    return flat({"minor_fault": minor_fault(), "unmapping_mib": unmapping()}) | {"page_bytes": mmap.PAGESIZE}
 
 
-def flat(costs: Mapping[str, UnitCost]) -> dict[str, float]:
-    """Costs as in ``calibration`` of ``run.json``: ``<name>_ns``, ``<name>_low_ns``, ``<name>_high_ns``."""
+def flat(costs: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Costs as in ``calibration`` of ``run.json``: ``<name>_ns``, ``<name>_low_ns``, ``<name>_high_ns``.
+
+    Zeros without rounds. The interval holds one more round whatever the distribution: it lies below the ``k``-th
+    smallest of ``n`` in ``k / (n + 1)`` of cases (Weibull's plotting positions). With fewer than nine it ends at the
+    extremes.
+
+    :param costs: by name, nanoseconds in each round.
+    """
     values: dict[str, float] = {}
-    for name, cost in costs.items():
-        values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}
+    for name, rounds in costs.items():
+        low, value, high = np.quantile(rounds or [0.0], (0.1, 0.5, 0.9), method="weibull").tolist()
+        values |= {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
     return values

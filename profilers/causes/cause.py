@@ -64,43 +64,33 @@ class Granted:
 
 
 class Left:
-    """Unclaimed nanoseconds of every unit's components."""
+    """Unclaimed nanoseconds of every unit's components, by unit.
+
+    :ivar cpu: on-CPU; ``runq`` run-queue delay; ``blocked`` the rest.
+    """
 
     def __init__(self, evidence: Evidence) -> None:
-        self._left: dict[tuple[str, str], Ints] = {
-            (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
-        }
-        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
-
-    def cpu(self, unit: str) -> Ints:
-        """On-CPU nanoseconds left."""
-        return self._left[unit, "cpu"]
-
-    def runq(self, unit: str) -> Ints:
-        """Run-queue delay left."""
-        return self._left[unit, "runq"]
-
-    def blocked(self, unit: str) -> Ints:
-        """Blocked nanoseconds left."""
-        return self._left[unit, "blocked"]
+        units = evidence.units.items()
+        self.cpu: dict[str, Ints] = {name: unit.cpu.copy() for name, unit in units}
+        self.runq: dict[str, Ints] = {name: unit.runq.copy() for name, unit in units}
+        self.blocked: dict[str, Ints] = {name: unit.blocked.copy() for name, unit in units}
+        self._expected = {name: unit.expected_cpu for name, unit in units}
 
     def cpu_excess(self, unit: str) -> Ints:
         """On-CPU nanoseconds left beyond the unit's expected time, never negative."""
-        return np.asarray(np.maximum(self._left[unit, "cpu"] - self._expected[unit], 0), dtype=np.int64)
+        return np.asarray(np.maximum(self.cpu[unit] - self._expected[unit], 0), dtype=np.int64)
 
     def take(self, claim: Claim) -> dict[str, Granted]:
         """Grant a claim; returns the granted time by unit."""
         granted: dict[str, Granted] = {}
         for name, parts in claim.units.items():
-            got = {part: np.zeros(len(self._left[name, part]), np.int64) for part in _COMPONENTS}
+            got: dict[str, Ints] = {}
             for part in _COMPONENTS:
-                wanted = getattr(parts, part)
-                if wanted is not None:
-                    left = self._left[name, part]
-                    got[part] = np.clip(wanted, 0, left)
-                    self._left[name, part] = left - got[part]
-                    if claim.expected and part == "cpu":
-                        self._expected[name] = self._expected[name] - got[part]
+                wanted, left = getattr(parts, part), getattr(self, part)
+                got[part] = np.zeros_like(left[name]) if wanted is None else np.clip(wanted, 0, left[name])
+                left[name] = left[name] - got[part]
+            if claim.expected:
+                self._expected[name] = self._expected[name] - got["cpu"]
             granted[name] = Granted(total=np.sum(list(got.values()), axis=0), blocked=got["blocked"])
         return granted
 

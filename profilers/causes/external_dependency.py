@@ -33,7 +33,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
-        waited = np.maximum(left.blocked(name) - evidence.stood_still(name), 0)
+        waited = np.maximum(left.blocked[name] - evidence.stood_still(name), 0)
         # Blocked time in the adapter's own code is a wait for something outside. Blocked time in compute is not:
         # nothing there is known to wait, so it stays unexplained.
         units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=waited)

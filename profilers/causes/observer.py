@@ -9,11 +9,11 @@ from latfix.profilers.evidence.units import Evidence
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    units = {"dispatch": Parts(blocked=left.blocked("dispatch"))}
+    units = {"dispatch": Parts(blocked=left.blocked["dispatch"])}
     for name in ("collate", "compute"):
         unit = evidence.units[name]
         read = evidence.spikes.covered(unit.start, unit.end)
-        blocked = np.minimum(read, left.blocked(name))
+        blocked = np.minimum(read, left.blocked[name])
         # On a device, a launch that waits for the driver's lock looks like work.
         waited = name == "compute" and evidence.setup.on_device
         launches = np.minimum(read - blocked, left.cpu_excess(name)) if waited else None

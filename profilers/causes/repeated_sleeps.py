@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from latfix.arrays import Bools, Floats
@@ -24,33 +22,8 @@ _OTHERS = 2
 _TRIED = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Sleeps:
-    """Waits of 1, 2, … times one length.
-
-    :param length_ns: of one sleep; ``most`` the largest multiple; ``waits`` of ``seen`` are multiples.
-    """
-
-    length_ns: float
-    most: int
-    waits: int
-    seen: int
-
-    @property
-    def words(self) -> str:
-        """``9 of 9 longer waits are up to 3 sleeps of 0.50 s, …``."""
-        long = self.length_ns >= 1e8
-        length = f"{significant(self.length_ns / 1e9, 2)} s" if long else from_ns(self.length_ns)
-        if self.most == 1:
-            return f"{self.waits} of {self.seen} longer waits are one sleep of {length}, or a timeout of that length"
-        return (
-            f"{self.waits} of {self.seen} longer waits are up to {self.most} sleeps of {length}, as in a loop that "
-            "polls or retries"
-        )
-
-
-def find_sleeps(waits_ns: Floats) -> Sleeps | None:
-    """The longest length that most waits are whole multiples of, or ``None``.
+def find_sleeps(waits_ns: Floats) -> str:
+    """A clause on the longest length that most waits are whole multiples of; empty if there is none.
 
     Waits too short for one sleep have other reasons. They may be many, but must be a small part of the time.
 
@@ -58,31 +31,36 @@ def find_sleeps(waits_ns: Floats) -> Sleeps | None:
     """
     waits = np.sort(waits_ns[waits_ns >= _LEAST_NS].astype(np.float64))
     if len(waits) < _FEWEST:
-        return None
+        return ""
     # The longest waits make most of the time, so one of them is a multiple if most are.
     tried = waits[-_TRIED:]
     lengths = np.unique(np.concatenate([tried / times for times in range(1, _MOST_TIMES + 1)]))
     for length in lengths[lengths >= _LEAST_NS][::-1]:
         found = _sleeps_of(waits[waits > length / 2], float(length), _MOSTLY * float(waits.sum()))
-        if found is not None:
+        if found:
             return found
-    return None
+    return ""
 
 
-def _sleeps_of(waits: Floats, length: float, least_ns: float) -> Sleeps | None:
-    """Waits as multiples of about ``length``, if most are.
+def _sleeps_of(waits: Floats, length: float, least_ns: float) -> str:
+    """A clause on waits that are multiples of about ``length``; empty unless most are.
 
     :param least_ns: the least total time of these waits.
     """
     near = waits[_multiples(waits, length)]
     if len(near) < max(_FEWEST, _MOSTLY * len(waits)) or near.sum() < least_ns:
-        return None
+        return ""
     length = float(np.median(near / np.rint(near / length)))
     number, count = np.unique(np.rint(near / length), return_counts=True)
+    words = f"{significant(length / 1e9, 2)} s" if length >= 1e8 else from_ns(length)
     if len(near) - count.max() < _OTHERS:
         alike = np.count_nonzero(np.abs(near / length - 1) <= _ALIKE)
-        return Sleeps(length, 1, int(alike), len(waits)) if alike >= _MOSTLY * len(waits) else None
-    return Sleeps(length, int(number[-1]), len(near), len(waits))
+        one = f"{alike} of {len(waits)} longer waits are one sleep of {words}, or a timeout of that length"
+        return one if alike >= _MOSTLY * len(waits) else ""
+    return (
+        f"{len(near)} of {len(waits)} longer waits are up to {number[-1]:.0f} sleeps of {words}, as in a loop that "
+        "polls or retries"
+    )
 
 
 def _multiples(waits: Floats, length: float) -> Bools:
@@ -99,6 +77,6 @@ def sleeps_in(evidence: Evidence, *units: str) -> str:
         of_request = name in ("prepare", "finish")
         served = evidence.ok if of_request else np.isin(np.arange(len(beyond)), evidence.batch_of[evidence.ok])
         found = find_sleeps(beyond[served & (beyond > usual)].astype(np.float64))
-        if found is not None:
-            return f"; in {name}, {found.words}"
+        if found:
+            return f"; in {name}, {found}"
     return ""

@@ -37,7 +37,7 @@ def _connecting(evidence: Evidence) -> Ints:
 
 
 def _outside_connect(evidence: Evidence, left: Left) -> Claim:
-    connecting = np.minimum(_connecting(evidence), left.blocked("prepare"))
+    connecting = np.minimum(_connecting(evidence), left.blocked["prepare"])
     return Claim(units={"prepare": Parts(blocked=connecting)}, disturbance=False)
 
 

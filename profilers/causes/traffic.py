@@ -50,8 +50,8 @@ def _outside(evidence: Evidence, left: Left, *, growing: bool) -> Claim:
     if evidence.shared.growing != growing:
         return Claim(units=units)
     for name in ("compute", "finish"):
-        waits = evidence.waits_for_others(name)
-        units[name] = Parts(runq=waits.runnable, cpu=np.minimum(waits.blocked, left.cpu_excess(name)))
+        runnable, blocked, _ = evidence.waits_for_others(name)
+        units[name] = Parts(runq=runnable, cpu=np.minimum(blocked, left.cpu_excess(name)))
     return Claim(units=units)
 
 

@@ -1,7 +1,9 @@
 """The baselines of a run, and the ledger of each of its chunks, all relative to the same references.
 
 A small record is its own sample. For a larger one, baselines are learned from stretches spread over it, and each
-chunk is attributed with them.
+chunk is attributed with them. A chunk's replay begins with an empty queue. If a record is cut while its service is
+busy, waits that the replay does not reproduce are waits for the backlog at the cut, which has the same causes as the
+waits of the last requests before the cut.
 """
 
 from __future__ import annotations
@@ -11,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latfix.arrays import Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.attribution.ledger import LedgerContext, make_books
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, before_first_idle, sample_of
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.units import Evidence, gather
@@ -24,6 +25,11 @@ from latfix.run_record.run_record import RunRecord
 from latfix.statistics.latency_summary import percentile_ns
 
 Sink = Callable[[Ledger], None]
+
+#: Causes whose own part is a wait in the queue.
+_WAITS = ("traffic.burst", "traffic.overload", "traffic.priority")
+#: Number of the last requests before a cut whose waits represent the backlog.
+_LAST = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +51,16 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baselines:
-    """The norms of a run.
+    """What the chunks of a run are compared with.
 
     :param sample: the record they were learned from: joined stretches of the run, or all of it.
-    :param evidence: of the sample, for the causes' sentences.
+    :param evidence: of the sample, for the causes' sentences and for the run's norms.
     :param books: of the sample; their reference is the run's.
     :param ranking: causes of the sample's tail, the largest first.
     """
 
     sample: RunRecord
     evidence: Evidence
-    norms: Norms
     books: LedgerContext
     ranking: tuple[str, ...]
 
@@ -92,8 +97,7 @@ class ChunkLedger:
 
 def learn_all(record: RunRecord, percentile: float) -> Baselines:
     """Baselines of a run that is laid out at once."""
-    norms = Norms()
-    return _learned(record, gather(record, norms), norms, percentile)
+    return _learned(record, gather(record), percentile)
 
 
 def learn(source: RecordSource, chunks: Sequence[Chunk], percentile: float, scale: Scale) -> Baselines:
@@ -111,10 +115,10 @@ def learn(source: RecordSource, chunks: Sequence[Chunk], percentile: float, scal
         kind: replace(known, count=totals.get(kind, (0, 0))[0], longest_ns=totals.get(kind, (0, 0))[1])
         for kind, known in evidence.pauses.items()
     }
-    return _learned(sample, replace(evidence, pauses=pauses), norms, percentile)
+    return _learned(sample, replace(evidence, pauses=pauses), percentile)
 
 
-def _learned(sample: RunRecord, evidence: Evidence, norms: Norms, percentile: float) -> Baselines:
+def _learned(sample: RunRecord, evidence: Evidence, percentile: float) -> Baselines:
     books = make_books(evidence)
     books = replace(books, ledger=replace(books.ledger, ids=_ids(sample, books.ledger)))
     ledger = books.ledger
@@ -124,7 +128,6 @@ def _learned(sample: RunRecord, evidence: Evidence, norms: Norms, percentile: fl
     return Baselines(
         sample=sample,
         evidence=evidence,
-        norms=norms,
         books=books,
         ranking=tuple(ledger.causes[k] for k in order if total[k] > 0 and k < len(CAUSES) - 1),
     )
@@ -148,7 +151,7 @@ def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Base
     shares = np.zeros(len(CAUSES))
     for chunk in chunks:
         record = source.stretch(chunk.first, chunk.last)
-        evidence = _own_folds(gather(record, baselines.norms.copied()))
+        evidence = gather(record, baselines.evidence.norms.copied())
         books = make_books(evidence)
         ledger = rebased(replace(books.ledger, ids=_ids(record, books.ledger)), baselines.reference_ns)
         early = before_first_idle(chunk, record)[evidence.ok]
@@ -169,10 +172,44 @@ def _ids(record: RunRecord, ledger: Ledger) -> tuple[str, ...]:
     return tuple(record.traffic.ids[k] for k in (ledger.request - record.first_index).tolist())
 
 
-def _own_folds(evidence: Evidence) -> Evidence:
-    """The evidence with the models' folds for the chunk's units."""
-    counts = {"prepare": len(evidence.ok), "finish": len(evidence.ok), "compute": len(evidence.batches["size"])}
-    models = {
-        unit: replace(model, fold=model.folds_of(counts[unit])) for unit, model in evidence.expected.models.items()
-    }
-    return replace(evidence, expected=replace(evidence.expected, models=models))
+def wait_shares(ledger: Ledger) -> Floats:
+    """``(K,)``: shares of the causes in the waits of a chunk's last requests; zeros if none waited."""
+    waits = ledger.propagated_ns[:, -_LAST:].sum(axis=1).astype(np.float64)
+    for cause in _WAITS:
+        k = ledger.causes.index(cause)
+        waits[k] += float(ledger.own_ns[k, -_LAST:].sum())
+    waits = np.maximum(waits, 0.0)
+    total = float(waits.sum())
+    return np.asarray(waits / total if total > 0 else waits, dtype=np.float64)
+
+
+def carry_over(ledger: Ledger, closure_ns: Ints, before_idle: Bools, shares: Floats) -> Ledger:
+    """Divide waits for the backlog at a cut among its causes; every sum stays exact.
+
+    :param closure_ns: ``(n,)`` wait that the chunk's replay does not reproduce, so far in ``unexplained``.
+    :param before_idle: ``(n,)`` requests that the backlog can have delayed.
+    :param shares: ``(K,)`` of the backlog by cause; if all are zero, the ledger is unchanged.
+    """
+    if not before_idle.any() or not shares.any():
+        return ledger
+    own, propagated = ledger.own_ns.copy(), ledger.propagated_ns.copy()
+    waited = np.where(before_idle, np.maximum(closure_ns, 0), 0)
+    parts = np.floor(waited[None] * shares[:, None]).astype(np.int64)
+    parts[int(np.argmax(shares))] += waited - parts.sum(axis=0)
+    last = len(ledger.causes) - 1
+    own[last] -= waited
+    for k, cause in enumerate(ledger.causes):
+        if cause in _WAITS or k == last:
+            own[k] += parts[k]
+        else:
+            propagated[k] += parts[k]
+    return replace(ledger, own_ns=own, propagated_ns=propagated)
+
+
+def rebased(ledger: Ledger, reference_ns: int) -> Ledger:
+    """A chunk's ledger relative to the run's reference; the difference goes to ``unexplained``."""
+    if ledger.reference_ns == reference_ns:
+        return ledger
+    own = ledger.own_ns.copy()
+    own[-1] += ledger.reference_ns - reference_ns
+    return replace(ledger, own_ns=own, reference_ns=reference_ns)

@@ -1,14 +1,13 @@
 """Chunks of a large record: where it is cut, and the contents of a chunk.
 
 An empty queue has no memory, so a record is cut where the service was idle. A service that is never idle is cut
-anyway, and the backlog carries over (:mod:`chunked.backlog_carryover`).
+anyway, and the backlog carries over (:mod:`chunked.chunk_ledgers`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from latfix.run_record.chunked_record import (
     totals_of,
     with_opening,
 )
-from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.traffic.schedule import Traffic
@@ -107,19 +105,8 @@ class WholeRecord:
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
+        self.meta, self.folder, self.partial = record.meta, record.folder, record.partial
         self._opening = first_readings(record.samples)
-
-    @property
-    def meta(self) -> RunMeta:
-        return self._record.meta
-
-    @property
-    def folder(self) -> Path:
-        return self._record.folder
-
-    @property
-    def partial(self) -> bool:
-        return self._record.partial
 
     def __len__(self) -> int:
         return len(self._record.requests["index"])

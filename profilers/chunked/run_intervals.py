@@ -56,10 +56,10 @@ def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replica
     """As :func:`resampled_rows`, from sums over blocks, with fixed references."""
     rng = np.random.default_rng(seed)
     blocks = np.flatnonzero(totals.requests > 0)
-    many, length = len(blocks), max(1, min(totals.layout.together, len(blocks)))
+    many, length = len(blocks), max(1, min(totals.together, len(blocks)))
     starts = iter_block_starts(many, block=length, replicates=replicates, rng=rng)
     weights = np.stack([block_counts(many, each, length) for each in starts])
-    fixed = totals.layout.blocks
+    fixed = totals.blocks
     counts = weights @ totals.band_counts[blocks] + totals.band_counts[fixed]
     held = _held(counts.astype(np.float64), 1 - percentile / 100)
     size = np.maximum((held * counts).sum(axis=1), 1.0)
@@ -110,7 +110,7 @@ def latency_intervals_ms(totals: RunTotals, latency: LogHistogram | None) -> dic
         return dict.fromkeys(LATENCY_KEYS, (math.nan, math.nan))
     blocks = totals.blocks
     arrived = blocks.requests + blocks.lost
-    some, together = arrived > 0, blocks.layout.together
+    some, together = arrived > 0, blocks.together
     served, size = (block_sums(each[some].astype(np.float64), together) for each in (blocks.requests, arrived))
     starts = np.arange(0, np.count_nonzero(some), together)
     largest = np.sort(np.maximum.reduceat(blocks.largest[some], starts))[::-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,51 +42,6 @@ _BOUNDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockLayout:
-    """How the requests of a run in several chunks are grouped into sums.
-
-    :param rows: rows per block; ``blocks`` their number; ``together`` the neighboring blocks that depend on each
-        other and that the bootstrap draws as one.
-    :param bands_ns: ascending bounds of latency bands around the start of the tail.
-    :param listed_ns: requests from this latency on are kept individually, at most ``listed`` in the end.
-    :param limits_ns: percentiles of all that arrived, in the order of ``QUANTILES``; requests beyond each are counted
-        by block.
-    :param moments_ns: bounds of the time slots for a cause's activity.
-    """
-
-    rows: int
-    blocks: int
-    together: int
-    bands_ns: Floats
-    listed_ns: float
-    listed: int
-    limits_ns: Floats
-    moments_ns: Floats
-
-    @classmethod
-    def of(cls, seen: Survey, latency: LogHistogram, learned: Ledger, percentile: float, scale: Scale) -> BlockLayout:
-        """The layout for a surveyed run.
-
-        :param learned: ledger of the sample, from which the dependence of neighbors is estimated.
-        """
-        n, rows = seen.requests, max(-(-seen.rows // _BLOCKS), 1)
-        # The rule for the block length: dependence reaches further in longer series.
-        dependent = block_length(learned.latency_ns) * math.cbrt(n / max(len(learned.latency_ns), 1))
-        end = max(seen.last_ns, seen.first_ns + 1_000_000, seen.ended_ns)
-        return cls(
-            rows=rows,
-            blocks=-(-seen.rows // rows),
-            together=max(math.ceil(min(dependent, seen.rows / 8) / rows), 1),
-            bands_ns=_bands_of(latency, percentile, seen.percentiles_ns[percentile]),
-            # Slightly more than are kept: the histogram's latency of a rank is exact to a twentieth of a percent.
-            listed_ns=0.998 * latency.value_at(n - scale.listed) if n > scale.listed else 0.0,
-            listed=scale.listed,
-            limits_ns=np.array([seen.arrived_ns[100 * q] for q in QUANTILES.values()]),
-            moments_ns=np.linspace(seen.first_ns, end, _MOMENTS + 1),
-        )
-
-
 def _bands_of(latency: LogHistogram, percentile: float, at_ns: float) -> Floats:
     """Bounds of latency around a percentile, nanoseconds, ascending; ``at_ns``, the percentile, is one of them."""
     n, share = len(latency), 1 - percentile / 100
@@ -94,38 +49,11 @@ def _bands_of(latency: LogHistogram, percentile: float, at_ns: float) -> Floats:
     return np.unique(below)
 
 
-@dataclass(slots=True)
-class StageTotals:
-    """One stage of the measured ``ok`` requests, nanoseconds."""
-
-    taken: Distribution
-    tail_ns: int = 0
-
-
-@dataclass(slots=True)
-class Arrivals:
-    """Number of requests sent, warm-up included, and the times of the first and the last, nanoseconds."""
-
-    count: int = 0
-    first_ns: int = 2**62
-    last_ns: int = -(2**62)
-
-    def add(self, handed_ns: Ints) -> None:
-        """Add requests by the time they were sent."""
-        self.count += len(handed_ns)
-        self.first_ns = min(self.first_ns, int(handed_ns.min(initial=self.first_ns)))
-        self.last_ns = max(self.last_ns, int(handed_ns.max(initial=self.last_ns)))
-
-    @property
-    def span_ns(self) -> float:
-        """From the first to the last."""
-        return float(self.last_ns - self.first_ns) if self.count else 0.0
-
-
 class RunTotals:
     """The sums. Row ``k`` of an array belongs to ``CAUSES[k]``; times in nanoseconds.
 
-    :ivar tail: number of requests at or above the tail's percentile.
+    :ivar tail: number of requests at or above the tail's percentile; ``tail_stages_ns`` their time by stage.
+    :ivar sent: number of requests sent, warm-up included; ``sent_first_ns`` and ``sent_last_ns`` when.
     :ivar without: predicted latencies without each set of causes of ``removals``.
     :ivar another_worker: predicted latencies with one more worker; ``None`` unless slow requests mostly wait for a
         worker and the queue can be replayed.
@@ -137,8 +65,7 @@ class RunTotals:
         self.tail_ns = seen.percentiles_ns[percentile]
         self.kept: ChunkLedger | None = None
         self._learned = learned = baselines.books.ledger
-        layout = None if seen.histogram is None else BlockLayout.of(seen, seen.histogram, learned, percentile, scale)
-        self.blocks = None if layout is None else BlockTotals(layout)
+        self.blocks = None if exact else BlockTotals(seen, learned, percentile, scale)
         self.removals: list[tuple[str, ...]] = [(cause.id,) for cause in CAUSES]
         self.removals += [baselines.ranking[:count] for count in (2, 3) if len(baselines.ranking) >= count]
         self.without = [Distribution(exact=exact) for _ in self.removals]
@@ -151,8 +78,9 @@ class RunTotals:
         self.workers = WorkerTally(baselines.sample.meta, self.tail_ns, exact=exact)
         self.latency, self.lag = (Distribution(exact=exact) for _ in range(2))
         stages = OUTSIDE_STAGES if baselines.evidence.setup.outside else STAGES
-        self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in stages}
-        self.handed = Arrivals()
+        self.stages = {stage: Distribution(exact=exact) for stage in stages}
+        self.tail_stages_ns = dict.fromkeys(stages, 0)
+        self.sent, self.sent_first_ns, self.sent_last_ns = 0, 2**62, -(2**62)
         self.throughput = Throughput()
         self.statuses = np.zeros(len(STATUS_NAMES), np.int64)
         self.tail, self.tail_latency_ns = 0, 0
@@ -194,7 +122,7 @@ class RunTotals:
         if self.kept is not None:
             return self.kept.ledger.own_ns[cause], self.kept.begun_ns
         assert self.blocks is not None
-        served, edges = self.blocks.moment_requests, self.blocks.layout.moments_ns
+        served, edges = self.blocks.moment_requests, self.blocks.moments_ns
         some = served > 0
         middle = ((edges[:-1] + edges[1:]) / 2)[some]
         each = (
@@ -207,11 +135,14 @@ class RunTotals:
         if self.kept is not None:
             return self.kept.ledger
         assert self.blocks is not None
-        return _stacked(self.blocks.listed or [self._learned], self.blocks.layout.listed)
+        return _stacked(self.blocks.listed or [self._learned], self.blocks.most_listed)
 
     def _add_rows(self, chunk: ChunkLedger) -> None:
         rows = chunk.evidence.rows
-        self.handed.add(rows["arrival_ns"] + rows["dispatch_ns"])
+        sent_ns = rows["arrival_ns"] + rows["dispatch_ns"]
+        self.sent += len(sent_ns)
+        self.sent_first_ns = min(self.sent_first_ns, int(sent_ns.min(initial=self.sent_first_ns)))
+        self.sent_last_ns = max(self.sent_last_ns, int(sent_ns.max(initial=self.sent_last_ns)))
         measured = rows["warmup"] == 0
         lost = measured & (rows["status"] != Status.OK)
         self.statuses += np.bincount(rows["status"][measured], minlength=len(STATUS_NAMES))
@@ -234,10 +165,10 @@ class RunTotals:
         self.quiet += int(np.count_nonzero(evidence.quiet))
         self.closure_ns += int(chunk.closure_ns[tail].sum())
         self.lock_closure_ns += int(chunk.books.lock_closure_ns[tail].sum())
-        for stage, totals in self.stages.items():
+        for stage, taken in self.stages.items():
             values = evidence.stage_ns(stage)[evidence.ok]
-            totals.taken.add(values)
-            totals.tail_ns += int(values[tail].sum())
+            taken.add(values)
+            self.tail_stages_ns[stage] += int(values[tail].sum())
 
     def _predict(self, chunk: ChunkLedger) -> None:
         """Add the predicted latencies without each set of causes."""
@@ -285,12 +216,34 @@ class BlockTotals:
     """Sums over blocks of neighboring requests, bands of latency and slots of time.
 
     The last block has the requests that a cause of :data:`ONCE` touched, which are in every resample.
+
+    :param learned: ledger of the sample, from which the dependence of neighbors is estimated.
+    :ivar rows: rows per block; ``blocks`` their number; ``together`` the neighboring blocks that depend on each
+        other and that the bootstrap draws as one.
+    :ivar bands_ns: ascending bounds of latency bands around the start of the tail.
+    :ivar listed_ns: requests from this latency on are kept individually, at most ``most_listed`` in the end.
+    :ivar limits_ns: percentiles of all that arrived, in the order of ``QUANTILES``; requests beyond each are counted
+        by block.
+    :ivar moments_ns: bounds of the time slots for a cause's activity.
     """
 
-    def __init__(self, layout: BlockLayout) -> None:
-        bands, blocks, moments = len(layout.bands_ns) + 1, layout.blocks, len(layout.moments_ns) - 1
-        self.layout = layout
+    def __init__(self, seen: Survey, learned: Ledger, percentile: float, scale: Scale) -> None:
+        assert seen.histogram is not None
+        n, latency = seen.requests, seen.histogram
+        self.rows = max(-(-seen.rows // _BLOCKS), 1)
+        self.blocks = blocks = -(-seen.rows // self.rows)
+        # The rule for the block length: dependence reaches further in longer series.
+        dependent = block_length(learned.latency_ns) * math.cbrt(n / max(len(learned.latency_ns), 1))
+        self.together = max(math.ceil(min(dependent, seen.rows / 8) / self.rows), 1)
+        self.bands_ns = _bands_of(latency, percentile, seen.percentiles_ns[percentile])
+        # Slightly more than are kept: the histogram's latency of a rank is exact to a twentieth of a percent.
+        self.listed_ns = 0.998 * latency.value_at(n - scale.listed) if n > scale.listed else 0.0
+        self.most_listed = scale.listed
+        self.limits_ns = np.array([seen.arrived_ns[100 * q] for q in QUANTILES.values()])
+        end = max(seen.last_ns, seen.first_ns + 1_000_000, seen.ended_ns)
+        self.moments_ns = np.linspace(seen.first_ns, end, _MOMENTS + 1)
         self.listed: list[Ledger] = []
+        bands = len(self.bands_ns) + 1
         self.band_counts: Ints = np.zeros((blocks + 1, bands), np.int64)
         self.band_entries: Floats = np.zeros((_ENTRIES, blocks + 1, bands))
         self.band_spread: Floats = np.zeros((_ENTRIES, bands))
@@ -298,27 +251,27 @@ class BlockTotals:
         self.requests: Ints = np.zeros(blocks, np.int64)
         self.lost: Ints = np.zeros(blocks, np.int64)
         self.largest: Ints = np.zeros(blocks, np.int64)
-        self.beyond: Ints = np.zeros((len(layout.limits_ns), blocks), np.int64)
-        self.moment_own: Floats = np.zeros((_ENTRIES, moments))
-        self.moment_requests: Ints = np.zeros(moments, np.int64)
+        self.beyond: Ints = np.zeros((len(self.limits_ns), blocks), np.int64)
+        self.moment_own: Floats = np.zeros((_ENTRIES, _MOMENTS))
+        self.moment_requests: Ints = np.zeros(_MOMENTS, np.int64)
 
     def add(self, chunk: ChunkLedger, entries: Ints, present: Ints) -> None:
         """Add a chunk's requests.
 
         :param entries: ``(K, n)`` own and propagated; ``present`` the causes that have any.
         """
-        ledger, layout = chunk.ledger, self.layout
-        block = np.minimum((chunk.first_row + np.flatnonzero(chunk.evidence.ok)) // layout.rows, layout.blocks - 1)
+        ledger = chunk.ledger
+        block = np.minimum((chunk.first_row + np.flatnonzero(chunk.evidence.ok)) // self.rows, self.blocks - 1)
         self._add_blocks(ledger.latency_ns, block)
         self._add_bands(chunk, block, entries, present)
         self._add_moments(chunk, present)
-        keep = np.flatnonzero(ledger.latency_ns >= layout.listed_ns)
+        keep = np.flatnonzero(ledger.latency_ns >= self.listed_ns)
         if len(keep):
             self.listed.append(rows_of(ledger, keep))
 
     def lose(self, rows: Ints) -> None:
         """Add requests that did not end ``ok``, by their rows in the record."""
-        self.lost += np.bincount(rows // self.layout.rows, minlength=len(self.lost))
+        self.lost += np.bincount(rows // self.rows, minlength=len(self.lost))
 
     def _add_blocks(self, latency: Ints, block: Ints) -> None:
         first, last = int(block[0]), int(block[-1]) + 1
@@ -326,16 +279,16 @@ class BlockTotals:
         self.latency[first:last] += np.bincount(here, latency, last - first)
         self.requests[first:last] += np.bincount(here, minlength=last - first)
         np.maximum.at(self.largest, block, latency)
-        for k, limit in enumerate(self.layout.limits_ns):
+        for k, limit in enumerate(self.limits_ns):
             self.beyond[k, first:last] += np.bincount(here[latency > limit], minlength=last - first)
 
     def _add_bands(self, chunk: ChunkLedger, block: Ints, entries: Ints, present: Ints) -> None:
-        layout, ledger, spread = self.layout, chunk.ledger, chunk.books.doubt.spread
+        ledger, spread = chunk.ledger, chunk.books.doubt.spread
         once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
         touched = (entries[once] > 0.05 * max(ledger.reference_ns, 1)).any(axis=0)
-        bands = len(layout.bands_ns) + 1
-        band = np.searchsorted(layout.bands_ns, ledger.latency_ns, side="right")
-        place = np.where(touched, layout.blocks, block) * bands + band
+        bands = len(self.bands_ns) + 1
+        band = np.searchsorted(self.bands_ns, ledger.latency_ns, side="right")
+        place = np.where(touched, self.blocks, block) * bands + band
         self.band_counts += np.bincount(place, minlength=self.band_counts.size).reshape(-1, bands)
         for k in present:
             self.band_entries[k] += np.bincount(place, entries[k], self.band_counts.size).reshape(-1, bands)
@@ -343,14 +296,14 @@ class BlockTotals:
                 self.band_spread[k] += np.bincount(band, spread[k], bands)
 
     def _add_moments(self, chunk: ChunkLedger, present: Ints) -> None:
-        own, slots = chunk.ledger.own_ns, len(self.moment_requests)
-        begin, end = self.layout.moments_ns[[0, -1]]
-        moment = np.clip(((chunk.begun_ns - begin) / ((end - begin) / slots)).astype(np.int64), 0, slots - 1)
-        self.moment_requests += np.bincount(moment, minlength=slots)
+        own = chunk.ledger.own_ns
+        begin, end = self.moments_ns[[0, -1]]
+        moment = np.clip(((chunk.begun_ns - begin) / ((end - begin) / _MOMENTS)).astype(np.int64), 0, _MOMENTS - 1)
+        self.moment_requests += np.bincount(moment, minlength=_MOMENTS)
         for k in present:
             struck = np.flatnonzero(own[k] > 0)
             if len(struck):
-                self.moment_own[k] += np.bincount(moment[struck], own[k, struck], slots)
+                self.moment_own[k] += np.bincount(moment[struck], own[k, struck], _MOMENTS)
 
 
 def rows_of(ledger: Ledger, rows: Ints) -> Ledger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +23,6 @@ _LINES = 12
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
-@dataclass(frozen=True, slots=True)
-class _Looks:
-    """Stack samples in one kind of unit: the unit's row, the stack, and the time that the sample represents."""
-
-    row: Ints
-    stack: Ints
-    spent_ns: Ints
-
-
 def stack_times(evidence: Evidence, stacks: Sequence[Sequence[str]]) -> tuple[StackTime, ...]:
     """Time in each sampled stack, of slow and of typical units.
 
@@ -47,20 +37,20 @@ def stack_times(evidence: Evidence, stacks: Sequence[Sequence[str]]) -> tuple[St
 
 def _of_unit(evidence: Evidence, role: str, name: str, stacks: Sequence[Sequence[str]]) -> Iterator[StackTime]:
     unit = evidence.units[name]
-    looks = _looks(evidence, role, unit)
+    row, stack, spent_ns = _looks(evidence, role, unit)
     long = unit.wall[unit.wall > 0]
-    if not len(looks.row) or not len(long):
+    if not len(row) or not len(long):
         return
-    known = (looks.stack >= 0) & (looks.stack < len(stacks))
+    known = (stack >= 0) & (stack < len(stacks))
     slow = unit.wall >= np.quantile(long, _SLOW)
     typical = (unit.wall > 0) & (unit.wall <= np.quantile(long, _TYPICAL))
     means_ms = []
     for units in (slow, typical):
-        inside = known & units[looks.row]
-        spent = np.bincount(looks.stack[inside], looks.spent_ns[inside], minlength=len(stacks))
+        inside = known & units[row]
+        spent = np.bincount(stack[inside], spent_ns[inside], minlength=len(stacks))
         means_ms.append(spent / max(int(units.sum()), 1) / 1e6)
-    seen = np.bincount(looks.stack[known & slow[looks.row]], minlength=len(stacks))
-    for k in np.unique(looks.stack[known]).tolist():
+    seen = np.bincount(stack[known & slow[row]], minlength=len(stacks))
+    for k in np.unique(stack[known]).tolist():
         yield StackTime(
             unit=name,
             frames=tuple(stacks[k]),
@@ -96,8 +86,11 @@ def slow_lines(times: Sequence[StackTime], workload_folder: str) -> tuple[CodeLi
     return tuple(found[:_LINES])
 
 
-def _looks(evidence: Evidence, role: str, unit: Unit) -> _Looks:
-    """Each sample represents the time since the previous one, as far as that is in its unit."""
+def _looks(evidence: Evidence, role: str, unit: Unit) -> tuple[Ints, Ints, Ints]:
+    """Of each stack sample in a kind of unit: the unit's row, the stack, and the time that the sample represents.
+
+    That is the time since the previous one, as far as it is in the unit.
+    """
     ticks = evidence.series(WAIT_SERIES)[0]
     found = [(np.zeros(0, np.int64),) * 3]
     for thread in np.unique(unit.thread[unit.thread >= 0]).tolist():
@@ -112,7 +105,8 @@ def _looks(evidence: Evidence, role: str, unit: Unit) -> _Looks:
         due = ticks[np.maximum(np.searchsorted(ticks, at, side="right") - 1, 0)] if len(ticks) else at
         spent = np.minimum(np.maximum(at - due, 0) + int(PERIOD_S * 1e9), at - unit.start[row])
         found.append((row[inside], stack.astype(np.int64)[inside], spent[inside]))
-    return _Looks(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+    rows, stacks, times = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    return rows, stacks, times
 
 
 def _own_line(stack: Sequence[str], workload_folder: str) -> tuple[str, int, str, str]:

@@ -53,14 +53,14 @@ class _Explainer:
     def __init__(self, record: RunRecord, ledger: Ledger) -> None:
         self.record, self.ledger = record, ledger
         self.evidence = evidence = gather(record)
-        self.events = EventIndex.of(record)
+        self.events = EventIndex(record)
         rows, batches = evidence.rows, evidence.batches
         handed = rows["arrival_ns"] + rows["dispatch_ns"]
         self.enqueued = handed + rows["prepare_ns"]
         self.sorted_ok = np.sort(record.latencies_ns())
         line = service_line(evidence)
-        self.workers = Lanes.of(batch_costs(evidence, line), batches["open_ns"], batches["free_ns"])
-        self.pool = Lanes.of(prepare_costs(evidence, line), handed)
+        self.workers = Lanes(batch_costs(evidence, line), batches["open_ns"], batches["free_ns"])
+        self.pool = Lanes(prepare_costs(evidence, line), handed)
 
     def story(self, chosen: Chosen) -> Story:
         """The explanation of one request."""

@@ -5,8 +5,6 @@ The figures are those of the ledger's queues, so that both name the same causes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from latfix.arrays import Floats, Ints
@@ -16,23 +14,24 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.queueing.two_stage_queue import Line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Work that held threads, one column per piece of work; all nanoseconds.
 
     :param start: ``(m,)`` when it took its thread; ``end`` when it released it.
     :param thread: ``(m,)`` worker or prepare thread.
     :param typical: ``(m,)`` typical duration for its size.
-    :param causes: names of the rows of ``parts``; the last, ``unexplained``, is the remainder.
-    :param parts: ``(k, m)`` parts of ``end - start - typical``.
+    :param extra: ``(k, m)`` time beyond that by cause.
+    :ivar causes: names of the rows of ``parts``; the last, ``unexplained``, is the remainder.
+    :ivar parts: ``(k, m)`` parts of ``end - start - typical``.
     """
 
-    start: Ints
-    end: Ints
-    thread: Ints
-    typical: Ints
-    causes: tuple[str, ...]
-    parts: Ints
+    def __init__(self, start: Ints, end: Ints, thread: Ints, typical: Ints, extra: Floats) -> None:
+        self.start, self.end, self.thread, self.typical = (
+            np.asarray(each, dtype=np.int64) for each in (start, end, thread, typical)
+        )
+        self.causes = (*(cause.id for cause in CAUSES[:-1]), UNEXPLAINED)
+        self.parts: Ints = np.rint(extra).astype(np.int64)
+        self.parts[-1] = self.end - self.start - self.typical - self.parts[:-1].sum(axis=0)
 
     def named(self, rows: Ints) -> tuple[tuple[str, int], ...]:
         """The nonzero parts of some rows together, the largest first."""
@@ -55,7 +54,7 @@ def batch_costs(evidence: Evidence, line: Line) -> Costs:
     extra[:, known] = line.batch_extra[evidence.head[known]].T
     window = np.maximum(batches["close_ns"] - evidence.units["lag"].wall - batches["open_ns"], 0)
     extra[[cause.id for cause in CAUSES].index("batching.window")] += window
-    return _costs(start, end, batches["worker"], typical, extra)
+    return Costs(start, end, batches["worker"], typical, extra)
 
 
 def prepare_costs(evidence: Evidence, line: Line) -> Costs:
@@ -64,17 +63,4 @@ def prepare_costs(evidence: Evidence, line: Line) -> Costs:
     typical = np.where(prepared, np.rint(line.prepare.reference[1]).astype(np.int64), 0)
     work = np.where(prepared, unit.wall, 0)
     extra = np.where(prepared, line.prepare_extra.T, 0.0)
-    return _costs(unit.end - work, unit.end, evidence.rows["prepare_thread"], typical, extra)
-
-
-def _costs(start: Ints, end: Ints, thread: Ints, typical: Ints, extra: Floats) -> Costs:
-    parts = np.rint(extra).astype(np.int64)
-    parts[-1] = end - start - typical - parts[:-1].sum(axis=0)
-    return Costs(
-        start=np.asarray(start, dtype=np.int64),
-        end=np.asarray(end, dtype=np.int64),
-        thread=np.asarray(thread, dtype=np.int64),
-        typical=np.asarray(typical, dtype=np.int64),
-        causes=(*(cause.id for cause in CAUSES[:-1]), UNEXPLAINED),
-        parts=parts,
-    )
+    return Costs(unit.end - work, unit.end, evidence.rows["prepare_thread"], typical, extra)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,42 +19,24 @@ from latfix.stages import STAGES, stage_label
 _TIMED, _NAMED = ("gc", "compile", "spike"), ("span", "error")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EventIndex:
-    """Events, indexed by time and by request."""
+    """A record's events, indexed by time and by request."""
 
-    kind: Any
-    start: Ints
-    duration: Ints
-    thread: Ints
-    detail: Any
-    timed: Ints
-    longest: int
-    by_request: Mapping[int, tuple[int, ...]]
-    roles: Mapping[int, str]
-
-    @classmethod
-    def of(cls, record: RunRecord) -> EventIndex:
-        """Index a record's events."""
+    def __init__(self, record: RunRecord) -> None:
         events = record.events
-        kind = np.asarray(events["kind"], dtype=object)
-        start, duration = (np.asarray(events[name], dtype=np.int64) for name in ("t_ns", "duration_ns"))
-        timed = np.flatnonzero(np.isin(kind, _TIMED)) if len(kind) else np.zeros(0, np.int64)
-        timed = timed[np.argsort(start[timed], kind="stable")]
-        named: dict[int, list[int]] = {}
-        for k in np.flatnonzero(np.isin(kind, _NAMED)).tolist() if len(kind) else ():
-            named.setdefault(int(events["request"][k]), []).append(k)
-        return cls(
-            kind=kind,
-            start=start,
-            duration=np.maximum(duration, 0),
-            thread=np.asarray(events["thread"], dtype=np.int64),
-            detail=events["detail"],
-            timed=timed,
-            longest=int(duration[timed].max(initial=0)),
-            by_request={request: tuple(rows) for request, rows in named.items()},
-            roles={native: f"{role} {number}" for native, (role, number) in named_threads(record).items()},
+        self.kind: Any = np.asarray(events["kind"], dtype=object)
+        self.start, self.duration, self.thread = (
+            np.asarray(events[name], dtype=np.int64) for name in ("t_ns", "duration_ns", "thread")
         )
+        self.duration = np.maximum(self.duration, 0)
+        self.detail = events["detail"]
+        timed = np.flatnonzero(np.isin(self.kind, _TIMED)) if len(self.kind) else np.zeros(0, np.int64)
+        self.timed: Ints = timed[np.argsort(self.start[timed], kind="stable")]
+        self.longest = int(self.duration[self.timed].max(initial=0))
+        self.by_request: dict[int, list[int]] = {}
+        for k in np.flatnonzero(np.isin(self.kind, _NAMED)).tolist() if len(self.kind) else ():
+            self.by_request.setdefault(int(events["request"][k]), []).append(k)
+        self.roles = {native: f"{role} {number}" for native, (role, number) in named_threads(record).items()}
 
     def within(self, begin: int, end: int) -> list[int]:
         """Timed events that overlap a span."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,35 +18,18 @@ _UNRECORDED_NS = 1_000_000
 Describe = Callable[[int, int], tuple[str, int, int, tuple[str, ...]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lane:
-    """The work of one thread in order of time.
+class Lanes:
+    """All threads of one kind.
 
-    :param rows: rows of the costs.
-    :param begun: position in ``rows`` of the first work since the thread was last idle.
+    :param ready: ``(m,)`` when work could have started.
+    :param free: ``(m,)`` when its thread became free; the end of the previous work if ``None``.
     """
 
-    rows: Ints
-    start: Ints
-    end: Ints
-    begun: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """All threads of one kind."""
-
-    costs: Costs
-    lanes: tuple[_Lane, ...]
-
-    @classmethod
-    def of(cls, costs: Costs, ready: Ints, free: Ints | None = None) -> Lanes:
-        """Sort work by thread.
-
-        :param ready: ``(m,)`` when it could have started.
-        :param free: ``(m,)`` when its thread became free; the end of the previous work if ``None``.
-        """
-        lanes = []
+    def __init__(self, costs: Costs, ready: Ints, free: Ints | None = None) -> None:
+        self.costs = costs
+        #: By thread, its work in order of time: rows of the costs, start, end, and the position of the first work
+        #: since the thread was last idle.
+        self._lanes: list[tuple[Ints, Ints, Ints, Ints]] = []
         for thread in np.unique(costs.thread[costs.thread >= 0]):
             rows = np.flatnonzero((costs.thread == thread) & (costs.end > costs.start))
             rows = rows[np.argsort(costs.start[rows], kind="stable")]
@@ -59,8 +41,7 @@ class Lanes:
             fresh = (ready[rows] > released) | (released > ended + _UNRECORDED_NS)
             fresh[0] = True
             begun = np.maximum.accumulate(np.where(fresh, np.arange(len(rows)), 0))
-            lanes.append(_Lane(rows=rows, start=costs.start[rows], end=costs.end[rows], begun=begun))
-        return cls(costs=costs, lanes=tuple(lanes))
+            self._lanes.append((rows, costs.start[rows], costs.end[rows], begun))
 
     def wait(self, resource: str, arrival: int, begin: int, end: int, describe: Describe) -> Wait | None:
         """The wait from ``begin`` to ``end`` with its holders; ``None`` if it is empty.
@@ -70,13 +51,13 @@ class Lanes:
         if end <= begin:
             return None
         found, since = [], begin
-        for lane in self.lanes:
-            first = int(np.searchsorted(lane.end, begin, side="right"))
-            last = int(np.searchsorted(lane.start, end, side="left"))
+        for lane, starts, ends, begun in self._lanes:
+            first = int(np.searchsorted(ends, begin, side="right"))
+            last = int(np.searchsorted(starts, end, side="left"))
             if last > first:
-                start = int(lane.begun[first])
-                found.append(lane.rows[start:last])
-                since = min(since, int(lane.start[start]))
+                start = int(begun[first])
+                found.append(lane[start:last])
+                since = min(since, int(starts[start]))
         rows = np.concatenate(found) if found else np.zeros(0, np.int64)
         costs = self.costs
         rows = rows[np.argsort(costs.start[rows], kind="stable")]

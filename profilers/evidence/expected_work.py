@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.run_baselines import Norms
-from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
+from latfix.profilers.evidence.work_model import fit_work_model, folds_of
 from latfix.queueing.length_buckets import padded_elements
 
 
@@ -48,90 +48,51 @@ class Members:
         return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedWork:
-    """Predicted nanoseconds of work, all ``int64``.
+    """Predicted nanoseconds of work, all ``int64``, by models that are fitted, or reused from ``norms``.
 
-    :param prepare: ``(n,)`` for the request's own input, as ``finish``.
-    :param alone: ``(n,)`` compute of the request alone in a batch.
-    :param unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it ran.
-    :param typical: ``(max_size + 1,)`` compute of a batch of typical inputs, by batch size.
-    :param models: by unit, for the report.
-    :param alone_of: ``(folds, n)`` prediction of ``alone`` by the fit without each fold; ``typical_of`` ``(folds,)``
+    :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
+    :param clean: mask of the times without a known disturbance.
+    :ivar prepare: ``(n,)`` for the request's own input, as ``finish``.
+    :ivar alone: ``(n,)`` compute of the request alone in a batch.
+    :ivar unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it ran.
+    :ivar typical: ``(max_size + 1,)`` compute of a batch of typical inputs, by batch size.
+    :ivar models: by unit, for the report.
+    :ivar alone_of: ``(folds, n)`` prediction of ``alone`` by the fit without each fold; ``typical_of`` ``(folds,)``
         of a typical input alone; ``unpadded_of`` and ``padded_of`` ``(folds, m)`` of batches. Their spread is the
         jackknife's error.
     """
 
-    prepare: Ints
-    finish: Ints
-    alone: Ints
-    unpadded: Ints
-    padded: Ints
-    typical: Ints
-    models: Mapping[str, WorkModel]
-    alone_of: Floats
-    typical_of: Floats
-    unpadded_of: Floats
-    padded_of: Floats
-
-    def quality(self) -> dict[str, Any]:
-        """The quality of each model, for ``diagnosis.json``."""
-        return {
-            unit: {
-                "accepted": model.accepted,
-                "r2": round(model.r2, 4),
-                "residual_mad_ms": model.residual_mad / 1e6,
-                "samples": model.samples,
-            }
-            for unit, model in self.models.items()
-        }
-
-
-def expect_work(
-    members: Members,
-    batches: Mapping[str, npt.NDArray[Any]],
-    times: Mapping[str, Floats],
-    clean: Mapping[str, Bools],
-    max_size: int,
-    norms: Norms,
-) -> ExpectedWork:
-    """Fit the models, or reuse those in ``norms``, and predict.
-
-    :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
-    :param clean: mask of the times without a known disturbance.
-    """
-    designs, real = work_designs(members, batches, norms)
-    padded = designs["compute"]
-    fitted_here = "models" not in norms
-    models = norms.of(
-        "models",
-        lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
-    )
-    model = models["compute"]
-    one, attributes = np.ones(len(members.attributes)), members.attributes
-    by_itself = _batch_design(one, attributes[:, 0], attributes[:, 0], attributes[:, 1] ** 2, attributes, attributes)
-    typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
-    if fitted_here:  # each row by the fit that did not see it
-        folds = {unit: models[unit].fold for unit in designs}
-    else:
-        folds = {unit: models[unit].folds_of(len(design)) for unit, design in designs.items()}
-    fold = np.zeros(len(members.attributes), np.int64)
-    fold[members.order] = np.repeat(folds["compute"], members.count)
-    own = {unit: _ints(models[unit].predict(designs[unit], folds[unit])) for unit in ("prepare", "finish")}
-    alone = model.predict(by_itself, fold)
-    return ExpectedWork(
-        prepare=own["prepare"],
-        finish=own["finish"],
-        alone=_ints(alone),
-        unpadded=_ints(model.predict(real, folds["compute"])),
-        padded=_ints(model.predict(padded, folds["compute"])),
-        typical=_ints(model.predict_mean(typical)),
-        models=models,
-        alone_of=model.predict_each(by_itself),
-        typical_of=model.predict_each(typical)[:, min(1, max_size)],
-        unpadded_of=model.predict_each(real),
-        padded_of=model.predict_each(padded),
-    )
+    def __init__(
+        self,
+        members: Members,
+        batches: Mapping[str, npt.NDArray[Any]],
+        times: Mapping[str, Floats],
+        clean: Mapping[str, Bools],
+        max_size: int,
+        norms: Norms,
+    ) -> None:
+        designs, real = work_designs(members, batches, norms)
+        padded = designs["compute"]
+        self.models = norms.of(
+            "models",
+            lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
+        )
+        model, attributes = self.models["compute"], members.attributes
+        one, elements, lengths = np.ones(len(attributes)), attributes[:, 0], attributes[:, 1]
+        by_itself = _batch_design(one, elements, elements, lengths**2, attributes, attributes)
+        typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
+        folds = folds_of(len(padded))
+        fold = np.zeros(len(attributes), np.int64)
+        fold[members.order] = np.repeat(folds, members.count)
+        self.prepare, self.finish = (
+            _ints(self.models[unit].predict(designs[unit], folds_of(len(one)))) for unit in ("prepare", "finish")
+        )
+        self.alone, self.alone_of = _ints(model.predict(by_itself, fold)), model.predict_each(by_itself)
+        self.unpadded, self.unpadded_of = _ints(model.predict(real, folds)), model.predict_each(real)
+        self.padded, self.padded_of = _ints(model.predict(padded, folds)), model.predict_each(padded)
+        self.typical = _ints(model.predict_mean(typical))
+        self.typical_of = model.predict_each(typical)[:, min(1, max_size)]
 
 
 def work_designs(

@@ -68,7 +68,7 @@ def error_of_work(
 ) -> float:
     """The out-of-fold error of the models of all units, with more columns in addition to the sizes.
 
-    :param members: with sizes only; ``times`` and ``clean`` as for ``expect_work``.
+    :param members: with sizes only; ``times`` and ``clean`` as for ``ExpectedWork``.
     """
     designs, _ = work_designs(with_features(members, columns), batches, Norms())
     return sum(error_out_of_fold(design, times[unit], clean[unit]) for unit, design in designs.items())

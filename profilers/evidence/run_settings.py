@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from latfix.arrays import Ints
 from latfix.formatting import counted
 from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.profilers.evidence.outside.outside_view import Serving
-from latfix.queueing.batch_inference import Rule
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
@@ -26,54 +24,25 @@ _UNKNOWN_PRICE = 0.5
 _CORES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The runner's settings and its machine's calibration.
 
-    :param window_most_ns: above ``window_ns`` if a controller moved the window between the two.
-    :param ageing_ns: time in which a waiting request gains a class; 0 for never.
-    :param worker_devices: each worker's device, if recorded; series of the first device have no number.
-    :param places: slots per worker with continuous batching; the batches' ``worker`` column counts slots.
-    :param recorded: the queue's policy cannot be reconstructed, so the queue is replayed as recorded.
-    :param overlapped: batches were taken, and copied to the device, while others computed.
-    :param device_profile: device activity of a few profiled batches; ``None`` if unknown.
-    :param device_waits: lines of the model's code at which the host waits for the device.
-    :param servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
-        latfix's own runner. ``rule`` how they gather batches, if they do.
-    :param expandable: torch's allocator maps pages on the device (expandable segments).
-    :param copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
+    :ivar window_most_ns: above ``window_ns`` if a controller moved the window between the two.
+    :ivar ageing_ns: time in which a waiting request gains a class; 0 for never.
+    :ivar worker_devices: each worker's device, if recorded; series of the first device have no number.
+    :ivar places: slots per worker with continuous batching; the batches' ``worker`` column counts slots.
+    :ivar recorded: the queue's policy cannot be reconstructed, so the queue is replayed as recorded.
+    :ivar overlapped: batches were taken, and copied to the device, while others computed.
+    :ivar device_profile: device activity of a few profiled batches; ``None`` if unknown.
+    :ivar device_waits: lines of the model's code at which the host waits for the device.
+    :ivar servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
+        latfix's own runner; ``outside`` True for the former. ``rule`` how they gather batches, if they do.
+    :ivar threads: that run the model: ``workers`` counts the places of each.
+    :ivar expandable: torch's allocator maps pages on the device (expandable segments).
+    :ivar copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
     """
 
-    max_batch: int
-    window_ns: int
-    window_most_ns: int
-    ageing_ns: int
-    recorded: bool
-    workers: int
-    prepare_threads: int
-    by_length: bool
-    pooled: bool
-    on_device: bool
-    minor_fault_ns: float
-    minor_fault_error: float
-    calibrated: bool
-    overlapped: bool = False
-    device_profile: DeviceProfile | None = None
-    device_waits: tuple[str, ...] = ()
-    copy_costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    worker_devices: tuple[str, ...] = ()
-    places: int = 1
-    expandable: bool = False
-    servers: int | None = None
-    rule: Rule | None = None
-
-    @property
-    def outside(self) -> bool:
-        """True if the service is seen from outside only."""
-        return self.servers is not None
-
-    @classmethod
-    def of(cls, meta: RunMeta, batches: Columns, rows: Columns, serving: Serving | None = None) -> Setup:
+    def __init__(self, meta: RunMeta, batches: Columns, rows: Columns, serving: Serving | None = None) -> None:
         settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default: one thread per core.
         threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
@@ -87,44 +56,39 @@ class Setup:
             window = most = 0.0 if rule is None else rule.window_ns / 1e6
         continuous = settings.batching == "continuous"
         overlapped = settings.overlap and meta.device != "cpu"
-        return cls(
-            # With continuous batching, every slot of a worker is a server that takes one request at a time.
-            max_batch=1 if continuous else max(settings.max_batch_size if serving is None else 1, largest),
-            window_ns=int(window * 1e6),
-            window_most_ns=int(most * 1e6),
-            ageing_ns=int(settings.ageing_ms * 1e6),
-            # The queue's replay knows no other timer than the arrival of a batch's first request.
-            recorded=(rule is not None and rule.window_ns > 0 and rule.timer != "arrival")
+        # With continuous batching, every slot of a worker is a server that takes one request at a time.
+        self.max_batch = 1 if continuous else max(settings.max_batch_size if serving is None else 1, largest)
+        self.window_ns = int(window * 1e6)
+        self.window_most_ns = int(most * 1e6)
+        self.ageing_ns = int(settings.ageing_ms * 1e6)
+        # The queue's replay knows no other timer than the arrival of a batch's first request.
+        self.recorded = (
+            (rule is not None and rule.window_ns > 0 and rule.timer != "arrival")
             or settings.batching != "fixed"
             or settings.schedule != "arrival"
             or overlapped
             # Routing depended on the estimated speed of each worker at the time.
             or (settings.routing != "pull" and workers > 1)
-            or settings.memory_limit_mb > 0,
-            workers=workers,
-            prepare_threads=max(settings.prepare_threads, pool),
-            by_length=settings.batch_order == "length",
-            pooled=threads > 1 and serving is None,
-            on_device=meta.device.startswith("cuda"),
-            minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
-            minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
-            calibrated=fault > 0,
-            # An event loop hands out a batch's answers while the next one is computed.
-            overlapped=overlapped or rule is not None,
-            device_profile=DeviceProfile.of(meta.device_profile),
-            device_waits=meta.device_waits,
-            copy_costs=_copy_costs(calibration),
-            worker_devices=meta.worker_devices,
-            places=settings.places,
-            servers=servers,
-            rule=rule,
-            expandable=bool(meta.device_memory.get("settings", {}).get("expandable_segments")),
+            or settings.memory_limit_mb > 0
         )
-
-    @property
-    def threads(self) -> int:
-        """Threads that run the model: ``workers`` counts the places of each."""
-        return -(-self.workers // self.places)
+        self.workers = workers
+        self.prepare_threads = max(settings.prepare_threads, pool)
+        self.by_length = settings.batch_order == "length"
+        self.pooled = threads > 1 and serving is None
+        self.on_device = meta.device.startswith("cuda")
+        self.minor_fault_ns = fault if fault > 0 else DEFAULT_MINOR_FAULT_NS
+        self.minor_fault_error = _relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE
+        self.calibrated = fault > 0
+        # An event loop hands out a batch's answers while the next one is computed.
+        self.overlapped = overlapped or rule is not None
+        self.device_profile = DeviceProfile.of(meta.device_profile)
+        self.device_waits = meta.device_waits
+        self.copy_costs = _copy_costs(calibration)
+        self.worker_devices = meta.worker_devices
+        self.places = settings.places
+        self.threads = -(-workers // settings.places)
+        self.servers, self.outside, self.rule = servers, servers is not None, rule
+        self.expandable = bool(meta.device_memory.get("settings", {}).get("expandable_segments"))
 
     @property
     def capacity_text(self) -> str:

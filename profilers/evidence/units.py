@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
+from latfix.profilers.evidence.expected_work import ExpectedWork, Members
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.first_uses import slow_first_uses
@@ -31,7 +31,7 @@ from latfix.profilers.evidence.outside.outside_view import (
 )
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, THROTTLED, Counter, ServiceProcess
-from latfix.profilers.evidence.outside.shared_cores import SharedCores, Waits, find_shared_cores, nothing_shared
+from latfix.profilers.evidence.outside.shared_cores import SharedCores, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,
     find_standstills,
@@ -57,13 +57,13 @@ _STILL_NS = 1_000_000
 _LATFIX = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """One kind of unit, a row per request or batch. All times in nanoseconds.
 
     :param cpu: on-CPU; ``runq`` runnable without a core; ``blocked`` the rest of the wall time.
-    :param expected_cpu: on-CPU time that the inputs need.
     :param thread: number of the worker or prepare thread; -1 for none.
+    :param expected_cpu: on-CPU time that the inputs need; empty until it is known.
     """
 
     start: Ints
@@ -73,8 +73,8 @@ class Unit:
     blocked: Ints
     minflt: Ints
     majflt: Ints
-    expected_cpu: Ints
     thread: Ints
+    expected_cpu: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def wall(self) -> Ints:
@@ -233,8 +233,8 @@ class Evidence:
         unit = self.units[name]
         return self.paged_in(name) + Counter.of(self.samples, THROTTLED).grown(unit.start, unit.end)
 
-    def waits_for_others(self, name: str) -> Waits:
-        """Waits in each unit for other requests in the process of a service behind an address."""
+    def waits_for_others(self, name: str) -> tuple[Ints, Ints, Ints]:
+        """:meth:`SharedCores.waits` in each unit of a service behind an address."""
         unit = self.units[name]
         request = self.head if name in BATCH_UNITS else np.arange(len(unit.start))
         return self.shared.waits(request, unit.start, unit.end, unit.runq)
@@ -279,7 +279,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         serving, told = norms.of("serving", partial(serving_of, record)), server_account(record)
         record = as_served(record, serving, told.parts.get("queue"))
     rows, batches = record.requests, record.batches
-    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows, serving))
+    setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, serving))
     n, m = len(rows["index"]), len(batches["batch_id"])
     batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
@@ -311,7 +311,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         ),
     )
     members = with_features(members, [numeric(features[name], position) for name in names])
-    expected = expect_work(members, batches, times, clean, setup.max_batch, norms)
+    expected = ExpectedWork(members, batches, times, clean, setup.max_batch, norms)
     units = _with_expectations(units, expected, spans, norms)
     if setup.on_device:
         units["compute"] = _less_hidden(units["compute"], units["compute"].expected_cpu)
@@ -487,21 +487,6 @@ def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints) -> tuple[Ints, Ints
     return on, delayed, wall - delayed - on
 
 
-def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[Ints, Ints], thread: Ints) -> Unit:
-    cpu, runq, blocked = parts
-    return Unit(
-        start=start,
-        end=end,
-        cpu=cpu,
-        runq=runq,
-        blocked=blocked,
-        minflt=faults[0],
-        majflt=faults[1],
-        expected_cpu=np.zeros(len(start), np.int64),
-        thread=thread,
-    )
-
-
 def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup) -> dict[str, Unit]:
     handed = rows["arrival_ns"] + rows["dispatch_ns"]
     end = handed + rows["prepare_ns"]
@@ -516,12 +501,12 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup
     intake = _split(until, zero, rows["intake_runq_ns"])
     no_thread = np.full(len(handed), -1, np.int64)
     return {
-        "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), no_thread),
-        "intake": _unit(handed, handed + until, intake, (zero, zero), no_thread),
-        "prepare": _unit(
-            end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
+        "dispatch": Unit(rows["arrival_ns"], handed, zero, zero, lag, zero, zero, no_thread),
+        "intake": Unit(handed, handed + until, *intake, zero, zero, no_thread),
+        "prepare": Unit(
+            end - sum(prepare), end, *prepare, rows["prepare_minflt"], rows["prepare_majflt"], rows["prepare_thread"]
         ),
-        "finish": _unit(finished - own, finished, finish, (rows["finish_minflt"], rows["finish_majflt"]), worker),
+        "finish": Unit(finished - own, finished, *finish, rows["finish_minflt"], rows["finish_majflt"], worker),
     }
 
 
@@ -536,14 +521,14 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
         compute = _split_on_device(batches, setup)
     elif setup.pooled:
         compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq)
-    none, worker = (zero, zero), batches["worker"] // setup.places
+    worker = batches["worker"] // setup.places
     return {
-        "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
-        "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),
+        "lag": Unit(close - lag, close, zero, zero, lag, zero, zero, worker),
+        "collate": Unit(close, collated, *collate, batches["collate_minflt"], batches["collate_majflt"], worker),
         # Copies have no account: their wall time counts as work.
-        "h2d": _unit(collated, begin, (np.maximum(begin - collated, 0), zero, zero), none, worker),
-        "compute": _unit(begin, end, compute, (batches["compute_minflt"], batches["compute_majflt"]), worker),
-        "d2h": _unit(end, out, (np.maximum(out - end, 0), zero, zero), none, worker),
+        "h2d": Unit(collated, begin, np.maximum(begin - collated, 0), zero, zero, zero, zero, worker),
+        "compute": Unit(begin, end, *compute, batches["compute_minflt"], batches["compute_majflt"], worker),
+        "d2h": Unit(end, out, np.maximum(out - end, 0), zero, zero, zero, zero, worker),
     }
 
 

@@ -7,7 +7,8 @@ biweight, and each block of time is predicted by a fit that did not see it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,6 @@ class WorkModel:
     """A fitted model of work.
 
     :param coefficients: ``(folds, columns)`` nonnegative, nanoseconds per unit of a column.
-    :param fold: ``(n,)`` the fold that predicts each sample.
     :param accepted: false if the fit explains too little; then the model predicts ``typical`` everywhere.
     :param r2: share of the spread explained out of fold, with outliers down-weighted.
     :param residual_mad: median absolute out-of-fold residual of undisturbed samples, in nanoseconds.
@@ -41,7 +41,6 @@ class WorkModel:
     """
 
     coefficients: Floats
-    fold: Ints
     accepted: bool
     r2: float
     residual_mad: float
@@ -49,14 +48,19 @@ class WorkModel:
     samples: int
 
     def predict(self, design: Floats, fold: Ints) -> Floats:
-        """Nanoseconds for rows of a design matrix, each by its given fold."""
+        """Nanoseconds for rows of a design matrix, each by the fit without its fold (:func:`folds_of`)."""
         if not self.accepted:
             return np.full(len(design), self.typical)
         return np.asarray(np.einsum("ij,ij->i", design, self.coefficients[fold]), dtype=np.float64)
 
-    def folds_of(self, n: int) -> Ints:
-        """Folds for ``n`` samples of another piece of the run, which no fit has seen."""
-        return _folds(n)
+    def quality(self) -> dict[str, Any]:
+        """How good it is, for ``diagnosis.json``."""
+        return {
+            "accepted": self.accepted,
+            "r2": round(self.r2, 4),
+            "residual_mad_ms": self.residual_mad / 1e6,
+            "samples": self.samples,
+        }
 
     def predict_mean(self, design: Floats) -> Floats:
         """Nanoseconds for rows of a design matrix that belong to no time of the run, by the mean fit."""
@@ -79,10 +83,10 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     :param usable: ``(n,)`` samples without a known disturbance.
     """
     n = len(time_ns)
-    fold = _folds(n)
+    fold = folds_of(n)
     rows = np.flatnonzero(usable)
-    typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
-    constant = _constant(design, time_ns, rows, fold)
+    constant = _constant(design, time_ns, rows)
+    typical = constant.typical
     fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
     # All in one fold: the service answered only for a small part of the run.
     if len(rows) < MIN_SAMPLES or typical <= 0 or not np.ptp(fold[fitted]):
@@ -91,7 +95,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     young = None if aged is None else time_ns - aged
     if young is not None and (left := float(np.median(young[rows]))) > 0:
         time_ns, typical = young, left  # slowdown with age is not a property of the inputs
-        constant = _constant(design, time_ns, rows, fold)
+        constant = _constant(design, time_ns, rows)
     coefficients = np.stack([_fit(design, time_ns, fitted[fold[fitted] != k], typical) for k in range(_FOLDS)])
     predicted = np.einsum("ij,ij->i", design[rows], coefficients[fold[rows]])
     residual = time_ns[rows] - predicted
@@ -101,15 +105,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     r2 = 1.0 - float((weight * residual**2).sum()) / spread if spread > 0 else 0.0
     if r2 < (MIN_R2 if len(rows) >= _MANY else _FEW_R2):
         return constant
-    return WorkModel(
-        coefficients=coefficients,
-        fold=fold,
-        accepted=True,
-        r2=r2,
-        residual_mad=_mad(residual),
-        typical=typical,
-        samples=len(rows),
-    )
+    return replace(constant, coefficients=coefficients, accepted=True, r2=r2, residual_mad=_mad(residual))
 
 
 def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
@@ -119,7 +115,7 @@ def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
     if len(rows) < MIN_SAMPLES or typical <= 0:
         return 0.0
     rows = rows[:: max(1, len(rows) // _MAX_COMPARED)]
-    fold = _folds(len(time_ns))[rows]
+    fold = folds_of(len(time_ns))[rows]
     away = np.zeros(len(rows))
     for k in range(_FOLDS):
         if (fold != k).any():
@@ -128,12 +124,11 @@ def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
     return float(np.median(np.abs(away)))
 
 
-def _constant(design: Floats, time_ns: Floats, rows: Ints, fold: Ints) -> WorkModel:
+def _constant(design: Floats, time_ns: Floats, rows: Ints) -> WorkModel:
     """The model that ignores inputs."""
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
     return WorkModel(
         coefficients=np.zeros((_FOLDS, design.shape[1])),
-        fold=fold,
         accepted=False,
         r2=0.0,
         residual_mad=_mad(time_ns[rows] - typical),
@@ -153,8 +148,8 @@ def _aging(design: Floats, time_ns: Floats, fitted: Ints, fold: Ints, typical: f
     return np.asarray(steps @ rise, dtype=np.float64) if float(rise.sum()) > _AGED else None
 
 
-def _folds(n: int) -> Ints:
-    """Blocks of time, assigned to folds in turn."""
+def folds_of(n: int) -> Ints:
+    """The folds of ``n`` samples in order of time: blocks of time, assigned in turn."""
     return (np.arange(n) * _BLOCKS // max(n, 1) % _FOLDS).astype(np.int64)
 
 

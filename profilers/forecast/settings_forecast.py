@@ -70,31 +70,55 @@ class Serving:
     without: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """Measured properties of requests. Nanoseconds, ``(n,)`` in the order in which they were sent.
 
-    :param index: position in the schedule.
-    :param inputs: ``(n, g)`` elements, length, features.
-    :param pauses: ``(k, n)`` pauses of the request's batch by cause, at the batch's head; ``prepare_extra`` the same
+    :ivar index: position in the schedule.
+    :ivar inputs: ``(n, g)`` elements, length, features.
+    :ivar pauses: ``(k, n)`` pauses of the request's batch by cause, at the batch's head; ``prepare_extra`` the same
         for ``prepare``.
-    :param slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
+    :ivar slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
         the last row has no cause and either sign.
-    :param length: the key of batches by length.
+    :ivar length: the key of batches by length.
     """
 
-    index: Ints
-    arrival: Floats
-    handed: Floats
-    prepare: Floats
-    finish: Floats
-    inputs: Floats
-    pauses: Floats
-    slowed: Floats
-    prepare_extra: Floats
-    priority: Ints
-    length: Ints
-    causes: tuple[str, ...]
+    def __init__(self, evidence: Evidence, books: LedgerContext, model: _BatchTime) -> None:
+        rows, line = evidence.rows, books.line
+        chosen = np.flatnonzero((rows["warmup"] == 0) & (evidence.batch_of >= 0) & (rows["status"] == Status.OK))
+        chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]
+        batches = evidence.batches
+        held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
+        undisturbed = np.maximum(model.fixed + (model.bias + evidence.expected.padded) * model.shaped(evidence), 1.0)
+        beyond = held - undisturbed
+        # The part owned by removable causes; the rest stays.
+        causes = tuple(cause.id for cause in CAUSES)
+        known = np.flatnonzero(evidence.head >= 0)
+        heads = evidence.head[known]
+        owned = np.zeros((len(causes), len(held)))
+        mine = np.isin(causes, sorted(removable(causes)))[:, None]
+        owned[:, known] = np.where(mine, np.maximum(line.batch_extra.T[:, heads], 0.0), 0.0)
+        total = owned.sum(axis=0)
+        owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
+        rest = beyond - owned.sum(axis=0)
+        # A pause has the same length for any batch; the machine slows a batch in proportion to its compute.
+        machine = np.array([cause.startswith(_OF_THE_MACHINE) for cause in causes])[:, None]
+        pauses = np.zeros((len(causes), len(evidence.ok)))
+        pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
+        slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed
+        prepare = evidence.units["prepare"].wall.astype(np.float64)
+        brought = np.clip(line.prepare_extra.T, 0.0, prepare)
+        self.index = rows["index"][chosen]
+        self.arrival = rows["arrival_ns"][chosen].astype(np.float64)
+        self.handed = line.handed[chosen]
+        self.prepare = prepare[chosen]
+        self.finish = evidence.units["finish"].wall[chosen].astype(np.float64)
+        self.inputs = evidence.members.attributes[chosen]
+        self.pauses = pauses[:, chosen]
+        self.slowed = slowed[:, evidence.batch_of[chosen]]
+        self.prepare_extra = brought[:, chosen]
+        self.priority = evidence.priority[chosen]
+        self.length = rows["bucket_length"][chosen]
+        self.causes = causes
 
     def met(self, without: Collection[str]) -> tuple[Floats, Floats, Floats]:
         """Without some causes: ``prepare``, pauses, and the slowdown factor of batches."""
@@ -130,7 +154,7 @@ class Forecast:
         self._use(_BatchTime.of(evidence))
 
     def _use(self, model: _BatchTime) -> None:
-        self._model, self._work = model, _work(self._evidence, self._books, model)
+        self._model, self._work = model, _Work(self._evidence, self._books, model)
         self.simulated = summarize_ms(self.latencies(self.serving))
 
     def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float]) -> None:
@@ -440,44 +464,3 @@ class _BatchTime:
         some = [rows[member] for member in members]
         total, top = sum(row[0] for row in some), [max(column) for column in zip(*some, strict=True)]
         return total, total + self.padded * (len(some) * top[0] - total), top
-
-
-def _work(evidence: Evidence, books: LedgerContext, model: _BatchTime) -> _Work:
-    rows, line = evidence.rows, books.line
-    chosen = np.flatnonzero((rows["warmup"] == 0) & (evidence.batch_of >= 0) & (rows["status"] == Status.OK))
-    chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]
-    batches = evidence.batches
-    held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
-    undisturbed = np.maximum(model.fixed + (model.bias + evidence.expected.padded) * model.shaped(evidence), 1.0)
-    beyond = held - undisturbed
-    # The part owned by removable causes; the rest stays.
-    causes = tuple(cause.id for cause in CAUSES)
-    known = np.flatnonzero(evidence.head >= 0)
-    heads = evidence.head[known]
-    owned = np.zeros((len(causes), len(held)))
-    mine = np.isin(causes, sorted(removable(causes)))[:, None]
-    owned[:, known] = np.where(mine, np.maximum(line.batch_extra.T[:, heads], 0.0), 0.0)
-    total = owned.sum(axis=0)
-    owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
-    rest = beyond - owned.sum(axis=0)
-    # A pause has the same length for any batch; the machine slows a batch in proportion to its compute.
-    machine = np.array([cause.startswith(_OF_THE_MACHINE) for cause in causes])[:, None]
-    pauses = np.zeros((len(causes), len(evidence.ok)))
-    pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
-    slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed
-    prepare = evidence.units["prepare"].wall.astype(np.float64)
-    brought = np.clip(line.prepare_extra.T, 0.0, prepare)
-    return _Work(
-        index=rows["index"][chosen],
-        arrival=rows["arrival_ns"][chosen].astype(np.float64),
-        handed=line.handed[chosen],
-        prepare=prepare[chosen],
-        finish=evidence.units["finish"].wall[chosen].astype(np.float64),
-        inputs=evidence.members.attributes[chosen],
-        pauses=pauses[:, chosen],
-        slowed=slowed[:, evidence.batch_of[chosen]],
-        prepare_extra=brought[:, chosen],
-        priority=evidence.priority[chosen],
-        length=rows["bucket_length"][chosen],
-        causes=causes,
-    )

@@ -147,7 +147,7 @@ class BatchCounters(RunningBatches):
     """Writes the changes since the last reading to the row of the batch that has just ended.
 
     :param read: makes one reading.
-    :ivar first: the reading before the first batch.
+    :ivar first: the reading before the first batch; ``latest`` the last one.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class BatchCounters(RunningBatches):
         super().__init__()
         self._read = read
         self._clock = clock
-        self._last = self.first = first
+        self.latest = self.first = first
         # Batches that have ended since the last reading, minus those that were running then.
         self._unread = 0
         self._rested_ns = 0
@@ -167,13 +167,9 @@ class BatchCounters(RunningBatches):
         first = None if read is None else read()
         return None if read is None or first is None else cls(read, first, clock)
 
-    @property
-    def latest(self) -> AllocatorCounters:
-        return self._last
-
     def skip(self) -> None:
         """Discard the changes since the last reading: memory was reserved ahead, for no batch."""
-        self._last = self._read() or self._last
+        self.latest = self._read() or self.latest
 
     def leave(self) -> None:
         with self._lock:
@@ -182,7 +178,7 @@ class BatchCounters(RunningBatches):
 
     def sample(self, read: ReadCounters) -> AllocatorCounters | None:
         """:meth:`RunningBatches.sample`, or the last reading if no batch has ended since."""
-        return self._last if self._unread <= 0 else self.idle(read)
+        return self.latest if self._unread <= 0 else self.idle(read)
 
     def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
         """At the end of a batch, after its answers are sent: read if due, and write the changes."""
@@ -197,7 +193,7 @@ class BatchCounters(RunningBatches):
         self.cost_ns += took
         if now is None:
             return
-        last, self._last = self._last, now
+        last, self.latest = self.latest, now
         self._unread = -self._inside
         columns["device_read"][batch_id] = 1
         for name in ("retries", "syncs"):

@@ -121,10 +121,7 @@ class CgroupThrottle:
                     self._file = file
                 if has_quota:
                     break
-
-    @property
-    def available(self) -> bool:
-        return self._file is not None
+        self.available = self._file is not None
 
     def throttled_ns(self) -> int:
         """Throttled time so far, in nanoseconds; 0 if it cannot be read."""

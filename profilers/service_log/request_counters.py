@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -57,24 +56,12 @@ OF_THREAD = _Thread()
 COLLECTIONS = _Collections()
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+def spent(before: Reading, after: Reading) -> tuple[int | None, int | None, int | None, int]:
     """Time between two readings; nanoseconds, ``None`` if unknown.
 
-    :param cpu_ns: on-CPU time of its thread; in an event loop including other tasks.
-    :param runq_ns: run-queue delay of its thread.
-    :param waited_ns: voluntary off-CPU time while the process had nothing to compute.
-    :param gc_ns: garbage collections meanwhile, in any thread.
+    :returns: on-CPU time of its thread, in an event loop including other tasks; run-queue delay of its thread;
+        voluntary off-CPU time while the process had nothing to compute; garbage collections meanwhile, in any thread.
     """
-
-    latency_ns: int
-    cpu_ns: int | None
-    runq_ns: int | None
-    waited_ns: int | None
-    gc_ns: int
-
-
-def spent(before: Reading, after: Reading) -> Spent:
     latency = after[0] - before[0]
     cpu = queued = waited = None
     if before[5] == after[5]:
@@ -86,4 +73,4 @@ def spent(before: Reading, after: Reading) -> Spent:
             # While another thread computed, this one may have waited for the interpreter's lock.
             idle = off - (after[3] - before[3] - cpu)
             waited = off if 2 * idle >= off else max(idle, 0)
-    return Spent(latency, cpu, queued, waited, min(after[4] - before[4], latency))
+    return cpu, queued, waited, min(after[4] - before[4], latency)

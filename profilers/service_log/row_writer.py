@@ -137,22 +137,22 @@ class RowWriter:
     def _line(self, row: Row, weight: int) -> str:
         if self._file is None:  # each segment resynchronizes with the wall clock
             self._epoch_ns = time.time_ns() - time.perf_counter_ns()
-        result = spent(row.before, row.after)
+        cpu_ns, runq_ns, waited_ns, gc_ns = spent(row.before, row.after)
         return (
             json.dumps(
                 {
                     "start_ns": self._epoch_ns + row.before[0],
-                    "latency_ns": result.latency_ns,
+                    "latency_ns": row.latency_ns,
                     "status": row.status,
                     "route": row.route,
                     "weight": weight,
                     "in_flight": row.in_flight,
                     "thread": row.before[5],
-                    "cpu_ns": result.cpu_ns,
-                    "runq_ns": result.runq_ns,
-                    "throttled_ns": self._throttled_in(row.before[0], result.runq_ns),
-                    "waited_ns": result.waited_ns,
-                    "gc_ns": result.gc_ns,
+                    "cpu_ns": cpu_ns,
+                    "runq_ns": runq_ns,
+                    "throttled_ns": self._throttled_in(row.before[0], runq_ns),
+                    "waited_ns": waited_ns,
+                    "gc_ns": gc_ns,
                     "spans_ns": span_times(row.spans),
                     "features": {
                         name: number

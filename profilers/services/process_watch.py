@@ -29,6 +29,8 @@ class ProcessWatch:
     Different threads may call :meth:`read_fast` and :meth:`read_slow`.
 
     :param pid: its number on this machine.
+    :ivar throttling: True if its control group reports the time for which a quota stopped it.
+    :ivar shows_calls: True if the system shows the lock for which a thread waits.
     :raises InputError: there is no such process, or its counters cannot be read.
     """
 
@@ -43,6 +45,7 @@ class ProcessWatch:
         self._lock = threading.Lock()
         self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
         self._waits = ThreadWaits(self._proc, pid)
+        self.throttling, self.shows_calls = self._throttle.available, self._waits.shows_calls
         #: By thread, its file and counters: on-CPU time, run-queue delay, voluntary and involuntary switches, disk
         #: ticks; and their sums of threads that ended.
         self._threads: dict[str, tuple[KeptOpen, list[int]]] = {}
@@ -58,16 +61,6 @@ class ProcessWatch:
         with contextlib.suppress(OSError):
             return (self._proc / str(self.pid) / "comm").read_text(errors="replace").strip()
         return ""
-
-    @property
-    def throttling(self) -> bool:
-        """True if its control group reports the time for which a quota stopped it."""
-        return self._throttle.available
-
-    @property
-    def shows_calls(self) -> bool:
-        """True if the system shows the lock for which a thread waits."""
-        return self._waits.shows_calls
 
     @property
     def alive(self) -> bool:
@@ -104,7 +97,7 @@ class ProcessWatch:
                     self._counted = 0
             cpu, runq, *_ = self._sums()
             reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
-            if self._throttle.available:
+            if self.throttling:
                 reading["server.throttled_ns"] = self._throttle.throttled_ns()
             return reading | self._waits.read()
 

@@ -26,7 +26,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         given_up = slow_by_mark(evidence, left, name, _uncompiled(evidence), "uncompiled") if name == "compute" else 0
         units[name] = Parts(
             cpu=np.maximum(given_up, np.maximum(own, np.minimum(seen, left.cpu_excess(name)))),
-            blocked=np.maximum(np.minimum(own, left.blocked(name)), np.minimum(seen, left.blocked(name))),
+            blocked=np.maximum(np.minimum(own, left.blocked[name]), np.minimum(seen, left.blocked[name])),
         )
     return Claim(units=units)
 

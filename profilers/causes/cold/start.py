@@ -17,18 +17,18 @@ _FEW = 4
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    excess = left.cpu_excess("compute") + left.blocked("compute")
+    excess = left.cpu_excess("compute") + left.blocked["compute"]
     begun = _firsts(evidence, "compute")
     extra = np.where(begun, excess, _cold_shapes_ns(evidence, excess))
     cold = begun | (extra > 0)
     cpu = np.minimum(extra, left.cpu_excess("compute"))
     units = {
         "collate": Parts(
-            cpu=np.where(cold, left.cpu_excess("collate"), 0), blocked=np.where(cold, left.blocked("collate"), 0)
+            cpu=np.where(cold, left.cpu_excess("collate"), 0), blocked=np.where(cold, left.blocked["collate"], 0)
         ),
-        "compute": Parts(cpu=cpu, blocked=np.minimum(extra - cpu, left.blocked("compute"))),
+        "compute": Parts(cpu=cpu, blocked=np.minimum(extra - cpu, left.blocked["compute"])),
     }
-    units["lag"] = Parts(blocked=np.where(cold, left.blocked("lag"), 0))
+    units["lag"] = Parts(blocked=np.where(cold, left.blocked["lag"], 0))
     fresh = _firsts(evidence, "prepare")
     units["prepare"] = Parts(cpu=np.where(fresh, left.cpu_excess("prepare"), 0))
     first = evidence.of_batch(cold.astype(np.int64)) * (evidence.ahead_in_batch == 0) > 0
@@ -39,7 +39,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _outside(evidence: Evidence, left: Left) -> Claim:
     """Slow first uses of a value of a feature, and the interpreter lock while a first use may have held it."""
     compute = evidence.units["compute"]
-    cold = _cold_shapes_ns(evidence, left.cpu_excess("compute") + left.blocked("compute")) > 0
+    cold = _cold_shapes_ns(evidence, left.cpu_excess("compute") + left.blocked["compute"]) > 0
     using = Intervals.merged(compute.start[cold], compute.wall[cold])
     units = {}
     for name, first in (("compute", cold), ("finish", evidence.of_batch(cold.astype(np.int64)) > 0)):

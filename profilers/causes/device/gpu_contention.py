@@ -30,7 +30,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     # A copy from memory that is not pinned is slow without any neighbor.
     pinned = evidence.batches["pageable_bytes"] == 0
     for direction, unit in UNIT_OF.items():
-        excess[unit] = np.where(pinned, np.minimum(slower_ns(evidence, direction), left.cpu(unit)), 0)
+        excess[unit] = np.where(pinned, np.minimum(slower_ns(evidence, direction), left.cpu[unit]), 0)
     units = {}
     for unit, beyond in excess.items():
         owed = evidence.norms.of(f"gpu.contention.{unit}", partial(_owed_share, beyond, taken > 0))

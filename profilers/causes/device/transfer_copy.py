@@ -14,7 +14,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     if not evidence.setup.on_device:
         return Claim()
     units = {
-        unit: Parts(cpu=np.minimum(slower_ns(evidence, direction), left.cpu(unit)))
+        unit: Parts(cpu=np.minimum(slower_ns(evidence, direction), left.cpu[unit]))
         for direction, unit in UNIT_OF.items()
     }
     return Claim(units=units, disturbance=False)

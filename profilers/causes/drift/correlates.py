@@ -9,7 +9,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.profilers.causes.drift.growth import Growth
-from latfix.profilers.causes.drift.trend_tests import best_step, squares_left
+from latfix.profilers.causes.drift.trend_tests import best_step, quarters, squares_left
 from latfix.profilers.evidence.units import Evidence
 
 _POINTS = 48
@@ -49,20 +49,10 @@ class Companion:
         return f"{self.name} grew from {self.first:,.0f} to {self.last:,.0f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The kind of a drift.
+def origin_of(evidence: Evidence, growths: list[Growth]) -> tuple[str, tuple[Companion, ...]]:
+    """The drift's cause, and the series that the growth follows, the best first.
 
-    :param cause: its id; ``drift.unknown`` if no series fits, or several fit equally well.
-    :param companions: the series that it follows, the best first.
-    """
-
-    cause: str
-    companions: tuple[Companion, ...]
-
-
-def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
-    """The series that the growth follows.
+    ``drift.unknown`` if no series fits, or several fit equally well.
 
     A series must have grown materially and explain, by a straight line, nearly all that a straight line in time or
     one step explains. A level that never falls is no measure, because it follows the noise of a weak drift as well.
@@ -71,7 +61,7 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
     growth, seen by a less specific counter.
     """
     times = _common_times(growths)
-    level = sum((np.interp(times, growth.times_s, growth.values) for growth in growths), np.zeros(len(times)))
+    level = sum((np.interp(times, growth.rise.times, growth.values) for growth in growths), np.zeros(len(times)))
     total = float(((level - level.mean()) ** 2).sum())
     explained = total - min(squares_left(level, times), best_step(level)[1])
     following: dict[str, Companion] = {}
@@ -82,15 +72,15 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
             continue
         known = following.get(cause)
         if known is None or rest < known.rest:
-            first, last = _quarters(values)
+            first, last = quarters(values)
             following[cause] = Companion(cause=cause, name=name, first=first, last=last, rest=rest)
     if _is_made_of(following.get("drift.memory"), following.get("drift.cache")):
         del following["drift.memory"]
     ordered = tuple(sorted(following.values(), key=lambda companion: companion.rest))
     decided = len(ordered) == 1 or (len(ordered) > 1 and ordered[0].rest <= _PREFERRED * ordered[1].rest)
     if decided:
-        return Origin(cause=ordered[0].cause, companions=ordered[:1])
-    return Origin(cause="drift.unknown", companions=ordered)
+        return ordered[0].cause, ordered[:1]
+    return "drift.unknown", ordered
 
 
 def _is_made_of(memory: Companion | None, objects: Companion | None) -> bool:
@@ -101,8 +91,8 @@ def _is_made_of(memory: Companion | None, objects: Companion | None) -> bool:
 
 
 def _common_times(growths: list[Growth]) -> Floats:
-    low = max(float(growth.times_s[0]) for growth in growths)
-    high = min(float(growth.times_s[-1]) for growth in growths)
+    low = max(float(growth.rise.times[0]) for growth in growths)
+    high = min(float(growth.rise.times[-1]) for growth in growths)
     return np.linspace(low, max(high, low), _POINTS)
 
 
@@ -149,11 +139,6 @@ def _so_far(moments_s: Floats, times: Floats) -> Floats:
     return np.searchsorted(np.sort(moments_s), times, side="right").astype(np.float64)
 
 
-def _quarters(values: Floats) -> tuple[float, float]:
-    quarter = max(len(values) // 4, 1)
-    return float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
-
-
 def _grew(values: Floats, *, ratio: float, amount: float) -> bool:
-    first, last = _quarters(values)
+    first, last = quarters(values)
     return last >= ratio * first and last - first >= amount

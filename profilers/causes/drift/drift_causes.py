@@ -6,7 +6,7 @@ from functools import partial
 
 from latfix.formatting import from_ns, significant
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
-from latfix.profilers.causes.drift.correlates import Origin, origin_of
+from latfix.profilers.causes.drift.correlates import Companion, origin_of
 from latfix.profilers.causes.drift.growth import Growth, find_growths
 from latfix.profilers.evidence.units import Evidence
 from latfix.stages import stage_label
@@ -14,7 +14,7 @@ from latfix.stages import stage_label
 
 def _claim(cause_id: str, evidence: Evidence, left: Left) -> Claim:
     growths = find_growths(evidence, left)
-    if not growths or evidence.norms.of("drift.origin", partial(origin_of, evidence, growths)).cause != cause_id:
+    if not growths or evidence.norms.of("drift.origin", partial(origin_of, evidence, growths))[0] != cause_id:
         return Claim()
     units: dict[str, Parts] = {}
     for growth in growths:
@@ -30,20 +30,19 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     growths = find_growths(evidence)
     if not growths:
         return f"the same inputs took longer as the service aged; {own_and_propagated(figures)}."
-    largest = max(growths, key=lambda growth: float(growth.level[-1]))
+    largest = max(growths, key=lambda growth: float(growth.rise.level[-1]))
     rise = _rise_words(largest, outside=evidence.setup.outside)
-    return f"{rise}; {_companion_words(origin_of(evidence, growths))}; {own_and_propagated(figures)}."
+    return f"{rise}; {_companion_words(*origin_of(evidence, growths))}; {own_and_propagated(figures)}."
 
 
 def _rise_words(growth: Growth, *, outside: bool) -> str:
     stage = stage_label(growth.unit, outside=outside)
     subject = stage if growth.part == "cpu" else f"blocked time in {stage}"
     first, last = (from_ns(figure) for figure in growth.took)
-    if growth.step_s is not None:
-        more = from_ns(float(growth.level[-1]))
-        return (
-            f"{subject} took {first} until {growth.step_s:,.1f} s and {more} more from then on, for the same inputs"
-        )
+    rise = growth.rise
+    if rise.step is not None:
+        more = from_ns(float(rise.level[-1]))
+        return f"{subject} took {first} until {rise.step:,.1f} s and {more} more from then on, for the same inputs"
     slope = growth.slope
     value, low, high = (significant(ns / 1e6) for ns in (slope.value, slope.low, slope.high))
     return (
@@ -52,11 +51,11 @@ def _rise_words(growth: Growth, *, outside: bool) -> str:
     )
 
 
-def _companion_words(origin: Origin) -> str:
-    if not origin.companions:
+def _companion_words(cause: str, companions: tuple[Companion, ...]) -> str:
+    if not companions:
         return "no recorded series grew with it"
-    words = " and ".join(companion.words() for companion in origin.companions)
-    if origin.cause == "drift.unknown":
+    words = " and ".join(companion.words() for companion in companions)
+    if cause == "drift.unknown":
         return f"{words} at the same time; which of these it follows is unclear"
     return f"{words} at the same time"
 

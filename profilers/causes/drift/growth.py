@@ -17,15 +17,17 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.drift.trend_tests import (
-    Slope,
+    Rise,
     best_step,
     met_few,
-    rise_probability,
+    quarters,
+    rises,
     squares_left,
     theil_sen,
 )
 from latfix.profilers.evidence.outside.outside_view import presence
 from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import folds_of
 from latfix.statistics.change_points import rising_level
 
 #: Least rise, as a share of a typical service time.
@@ -35,63 +37,61 @@ _WINDOWS = (8, 48)
 _PER_WINDOW = 12
 _MOST_FITTED = 20_000
 _STRATA = 12
-_SIGNIFICANT = 0.05
-#: Share of the windows' squares that the level must explain; share of the rise that must remain at the end.
-_EXPLAINED = 0.6
-_LASTING = 0.6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """One component of one unit that rises over the run. Nanoseconds; seconds from the run's start.
 
-    :param unit: ``prepare``, ``compute`` or ``finish``; ``part`` is ``cpu`` or ``blocked``.
-    :param times_s: ``(w,)`` middle of each window; ``values`` its median above the start.
-    :param level: ``(w,)`` the fitted rise above the start, never falling.
-    :param step_s: when it rose, if it rose in one step; otherwise ``None``.
-    :param slope: nanoseconds per second.
-    :param took: duration of a typical unit in the first and in the last quarter of the windows.
-    :param claim: per unit, the part of the rise that its own duration shows.
+    :ivar unit: ``prepare``, ``compute`` or ``finish``; ``part`` is ``cpu`` or ``blocked``.
+    :ivar values: ``(w,)`` median of each window above the start; ``rise`` the fitted level, over seconds.
+    :ivar slope: nanoseconds per second.
+    :ivar took: duration of a typical unit in the first and in the last quarter of the windows.
+    :ivar claim: per unit, the part of the rise that its own duration shows.
     """
 
-    unit: str
-    part: str
-    times_s: Floats
-    values: Floats
-    level: Floats
-    step_s: float | None
-    slope: Slope
-    took: tuple[float, float]
-    claim: Ints
+    def __init__(self, work: _Work, fit: _Fit) -> None:
+        self.unit, self.part, self.values, self.rise = work.unit, work.part, fit.values, fit.rise
+        self.slope = theil_sen(fit.rise.times, fit.values)
+        first, last = quarters(fit.values)
+        self.took = fit.took + first, fit.took + last
+        rise = fit.rise.at(work.at_s) * fit.scale(work.need)
+        shown = np.clip(np.minimum(rise, work.spent - fit.usual(work)), 0, work.spent)
+        self.claim = np.where(work.measured, np.rint(shown), 0).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """One component of one kind of unit, a row per unit.
 
-    :param at_s: start of each unit.
-    :param spent: nanoseconds of the component; ``need`` what its inputs need, zero if unknown.
-    :param key: elements, to group like inputs. Not the prediction, because its folds depend on time.
-    :param measured: rows of the ledger; ``usable`` those to learn from.
+    :ivar at_s: start of each unit.
+    :ivar spent: nanoseconds of the component; ``need`` what its inputs need, zero if unknown.
+    :ivar key: elements, to group like inputs. Not the prediction, because its folds depend on time.
+    :ivar measured: rows of the ledger; ``usable`` those to learn from.
     """
 
-    unit: str
-    part: str
-    at_s: Floats
-    spent: Floats
-    need: Floats
-    key: Floats
-    measured: Bools
-    usable: Bools
+    def __init__(self, evidence: Evidence, left: Left | None, name: str, part: str) -> None:
+        rows, batches, expected = evidence.rows, evidence.batches, evidence.expected
+        unit, batched, cpu = evidence.units[name], name == "compute", part == "cpu"
+        elements = batches["size"] * np.maximum(batches["padded_elements"], batches["real_elements"])
+        sizes = elements if batched else rows["input_elements"]
+        need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}[name]
+        known = np.zeros(len(unit.start))
+        if cpu and expected.models[name].accepted:
+            fold = folds_of(len(need))
+            learn = partial(_fold_shares, need, fold, sizes)
+            known = need / evidence.norms.of(f"drift.folds.{name}", learn)[fold]
+        measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
+        self.unit, self.part, self.measured = name, part, measured
+        self.at_s = unit.start / 1e9
+        self.spent = _spent(evidence, left, name, cpu=cpu).astype(np.float64)
+        self.need, self.key = known, sizes.astype(np.float64)
+        self.usable = _with_few(evidence, unit.start, measured) if evidence.setup.servers == 0 else measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    times_s: Floats
     values: Floats
-    level: Floats
+    rise: Rise
     start: float
-    step_s: float | None
     misfit: float
     bounds: Floats
     offset: Floats
@@ -107,12 +107,6 @@ class _Fit:
         group = np.searchsorted(self.bounds, work.key, side="right")
         return np.asarray(work.need + self.scale(work.need) * (self.offset[group] + self.start), dtype=np.float64)
 
-    def rise(self, at_s: Floats) -> Floats:
-        """Nanoseconds above the start at any time, for a unit of scale one."""
-        if self.step_s is not None:
-            return np.where(at_s >= self.step_s, self.level[-1], 0.0)
-        return np.asarray(np.interp(at_s, self.times_s, self.level), dtype=np.float64)
-
 
 def find_growths(evidence: Evidence, left: Left | None = None) -> list[Growth]:
     """Every component that drifts.
@@ -123,13 +117,13 @@ def find_growths(evidence: Evidence, left: Left | None = None) -> list[Growth]:
     least = norms.of("drift.least", lambda: _LEAST_SHARE * _typical_service(evidence))
 
     def fitted(name: str, part: str) -> _Fit | None:
-        return _fit(_work(evidence, left, name, part), least)
+        return _fit(_Work(evidence, left, name, part), least)
 
     found = []
     for name, part in (("compute", "cpu"), ("compute", "blocked"), ("prepare", "cpu"), ("finish", "cpu")):
         fit = norms.of(f"{stage}.{name}.{part}", partial(fitted, name, part))
         if fit is not None:
-            found.append(_growth(_work(evidence, left, name, part), fit))
+            found.append(Growth(_Work(evidence, left, name, part), fit))
     return found
 
 
@@ -140,30 +134,6 @@ def _typical_service(evidence: Evidence) -> float:
         used = wall[wall > 0]
         total += float(np.median(used)) if len(used) else 0.0
     return total
-
-
-def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
-    rows, batches, expected = evidence.rows, evidence.batches, evidence.expected
-    unit, batched, cpu = evidence.units[name], name == "compute", part == "cpu"
-    elements = batches["size"] * np.maximum(batches["padded_elements"], batches["real_elements"])
-    sizes = elements if batched else rows["input_elements"]
-    need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}[name]
-    model = expected.models[name]
-    known = np.zeros(len(unit.start))
-    if cpu and model.accepted:
-        learn = partial(_fold_shares, need, model.fold, sizes)
-        known = need / evidence.norms.of(f"drift.folds.{name}", learn)[model.fold]
-    measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
-    return _Work(
-        unit=name,
-        part=part,
-        at_s=unit.start / 1e9,
-        spent=_spent(evidence, left, name, cpu=cpu).astype(np.float64),
-        need=known,
-        key=sizes.astype(np.float64),
-        measured=measured,
-        usable=_with_few(evidence, unit.start, measured) if evidence.setup.servers == 0 else measured,
-    )
 
 
 def _with_few(evidence: Evidence, at: Ints, measured: Bools) -> Bools:
@@ -186,7 +156,7 @@ def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:
 
 def _spent(evidence: Evidence, left: Left | None, name: str, *, cpu: bool) -> Ints:
     if left is not None:
-        return left.cpu(name) if cpu else left.blocked(name)
+        return left.cpu[name] if cpu else left.blocked[name]
     unit = evidence.units[name]
     if not cpu:
         return unit.blocked
@@ -223,7 +193,7 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
     level = np.interp(at_s, times, rising_level(_medians(beyond - offset[stratum], edges)))
     offset = _by_stratum(beyond - level, stratum, np.median)
     values = _medians(beyond - offset[stratum], edges)
-    if not _rises(values, least):
+    if least <= 0 or not rises(values, least):
         return None
     level = rising_level(values)
     step_s, start = None, float(level[0])
@@ -235,11 +205,9 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
         near = np.clip((beyond - offset[stratum])[around], start, after)
         step_s = float(at_s[around][min(best_step(near)[0], len(near) - 1)])
     fit = _Fit(
-        times_s=times,
         values=values - start,
-        level=level - start,
+        rise=Rise(times, level - start, step_s),
         start=start,
-        step_s=step_s,
         misfit=0.0,
         bounds=bounds,
         offset=offset,
@@ -247,7 +215,7 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
         took=0.0,
     )
     usual = fit.usual(work)
-    missed = work.spent[rows] - usual[rows] - fit.rise(at_s) * scale[rows]
+    missed = work.spent[rows] - usual[rows] - fit.rise.at(at_s) * scale[rows]
     took = float(np.median(usual[work.usable]))
     return replace(fit, took=took, misfit=float(np.mean(np.abs(np.clip(missed, *np.quantile(missed, [0.02, 0.98]))))))
 
@@ -273,38 +241,3 @@ def _by_stratum(values: Floats, stratum: Ints, center: Callable[[Floats], float]
 
 def _medians(values: Floats, edges: Ints) -> Floats:
     return np.array([float(np.median(values[a:b])) for a, b in pairwise(edges)])
-
-
-def _rises(values: Floats, least: float) -> bool:
-    """True if the windows rise materially and significantly, and stay up to the end."""
-    quarter = max(len(values) // 4, 1)
-    before, after = float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
-    if after - before <= max(least, 0.0) or least <= 0:
-        return False
-    spread = float(((values - values.mean()) ** 2).sum())
-    rest = float(((values - rising_level(values)) ** 2).sum())
-    if spread <= 0 or rest > (1 - _EXPLAINED) * spread:
-        return False
-    end = float(np.median(values[-max(len(values) // 8, 2) :]))
-    if end < before + _LASTING * (after - before):
-        return False
-    return rise_probability(values) <= _SIGNIFICANT
-
-
-def _growth(work: _Work, fit: _Fit) -> Growth:
-    rise = fit.rise(work.at_s) * fit.scale(work.need)
-    shown = np.minimum(rise, work.spent - fit.usual(work))
-    typical = fit.took
-    quarter = max(len(fit.values) // 4, 1)
-    took = (typical + float(np.mean(fit.values[:quarter])), typical + float(np.mean(fit.values[-quarter:])))
-    return Growth(
-        unit=work.unit,
-        part=work.part,
-        times_s=fit.times_s,
-        values=fit.values,
-        level=fit.level,
-        step_s=fit.step_s,
-        slope=theil_sen(fit.times_s, fit.values),
-        took=took,
-        claim=np.where(work.measured, np.rint(np.clip(shown, 0, work.spent)), 0).astype(np.int64),
-    )

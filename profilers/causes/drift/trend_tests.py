@@ -13,12 +13,15 @@ from itertools import permutations
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import normal_quantile
 
 #: Neighboring windows form this many blocks, whose order the test permutes.
 BLOCKS = 8
 #: Least number in the last quarter that met few others.
 _LEAST_LATE = 12
+#: Of a rise: the p-value, the share of the squares that the level explains, and the share that remains at the end.
+_SIGNIFICANT, _EXPLAINED, _LASTING = 0.05, 0.6, 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,25 @@ class Slope:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """A level that only rises.
+
+    :param times: ``(w,)`` middle of each window; ``level`` ``(w,)`` above the start, never falling.
+    :param step: when it rose, if it rose in one step; otherwise ``None``.
+    """
+
+    times: Floats
+    level: Floats
+    step: float | None
+
+    def at(self, times: Floats | Ints) -> Floats:
+        """The level above the start at any time."""
+        if self.step is not None:
+            return np.where(times >= self.step, self.level[-1], 0.0)
+        return np.asarray(np.interp(times, self.times, self.level), dtype=np.float64)
 
 
 def theil_sen(times: Floats, values: Floats) -> Slope:
@@ -117,6 +139,25 @@ def squares_left(values: Floats, by: Floats) -> float:
     along = float(other @ centered)
     total = float(centered @ centered)
     return max(total - along * along / power, 0.0) if power > 0 else total
+
+
+def quarters(values: Floats) -> tuple[float, float]:
+    """The means of the first and of the last quarter."""
+    quarter = max(len(values) // 4, 1)
+    return float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
+
+
+def rises(values: Floats, least: float) -> bool:
+    """True if windows rise by more than ``least`` and significantly, and stay up to the end."""
+    before, after = quarters(values)
+    if after - before <= least:
+        return False
+    spread = float(((values - values.mean()) ** 2).sum())
+    rest = float(((values - rising_level(values)) ** 2).sum())
+    end = float(np.median(values[-max(len(values) // 8, 2) :]))
+    if rest > (1 - _EXPLAINED) * spread or end < before + _LASTING * (after - before):
+        return False
+    return rise_probability(values) <= _SIGNIFICANT
 
 
 def met_few(at: Ints, met: Ints, chosen: Bools) -> Bools:

@@ -28,13 +28,13 @@ _CONTENDED = 0.05
 def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {
         # Blocked on the interpreter lock while its holder waited for a core: an indirect wait for a core.
-        name: Parts(runq=left.runq(name), blocked=descheduled_ns(evidence, left, name))
+        name: Parts(runq=left.runq[name], blocked=descheduled_ns(evidence, left, name))
         for name in ("prepare", "finish", "collate", "compute")
     }
     if evidence.setup.pooled:
         units["compute"] = _with_pool(evidence, left)
-    units["intake"] = Parts(runq=left.runq("intake"))
-    units["lag"] = Parts(blocked=np.minimum(_worker_wakings(evidence, left), left.blocked("lag")))
+    units["intake"] = Parts(runq=left.runq["intake"])
+    units["lag"] = Parts(blocked=np.minimum(_worker_wakings(evidence, left), left.blocked["lag"]))
     return Claim(units=units)
 
 
@@ -45,7 +45,7 @@ def _with_pool(evidence: Evidence, left: Left) -> Parts:
     """
     waiting = evidence.batches["pool_runq_ns"]
     spun = np.minimum(waiting, left.cpu_excess("compute"))
-    return Parts(cpu=spun, runq=left.runq("compute"), blocked=np.minimum(waiting - spun, left.blocked("compute")))
+    return Parts(cpu=spun, runq=left.runq["compute"], blocked=np.minimum(waiting - spun, left.blocked["compute"]))
 
 
 def _worker_wakings(evidence: Evidence, left: Left) -> Ints:
@@ -54,8 +54,8 @@ def _worker_wakings(evidence: Evidence, left: Left) -> Ints:
     if delay.any():
         return np.asarray(delay, dtype=np.int64)
     wall = evidence.units["collate"].wall + evidence.units["compute"].wall
-    contended = left.runq("collate") + left.runq("compute") > _CONTENDED * np.maximum(wall, 1)
-    return np.where(contended, left.blocked("lag"), 0)
+    contended = left.runq["collate"] + left.runq["compute"] > _CONTENDED * np.maximum(wall, 1)
+    return np.where(contended, left.blocked["lag"], 0)
 
 
 def late_wakings(evidence: Evidence, late: Ints) -> Ints:
@@ -106,10 +106,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     """
     units = {}
     for name in ("compute", "finish"):
-        waits = evidence.waits_for_others(name)
-        units[name] = Parts(
-            runq=left.runq(name) - waits.runnable, cpu=np.minimum(waits.slowed, left.cpu_excess(name))
-        )
+        runnable, _, slowed = evidence.waits_for_others(name)
+        units[name] = Parts(runq=left.runq[name] - runnable, cpu=np.minimum(slowed, left.cpu_excess(name)))
     return Claim(units=units)
 
 

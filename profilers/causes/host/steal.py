@@ -22,8 +22,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in _UNITS:
         unit = evidence.units[name]
         still = stalls.covered(unit.start, unit.end)
-        held_up = np.minimum(still, np.maximum(left.blocked(name) - evidence.usually_blocked(name), 0))
-        held_up = np.maximum(held_up, np.minimum(evidence.stood_still(name), left.blocked(name)))
+        held_up = np.minimum(still, np.maximum(left.blocked[name] - evidence.usually_blocked(name), 0))
+        held_up = np.maximum(held_up, np.minimum(evidence.stood_still(name), left.blocked[name]))
         # The CPU clock of a thread on a stopped core goes on.
         on_core = np.maximum(_counted(evidence, name), still - held_up)
         units[name] = Parts(cpu=np.minimum(on_core, left.cpu_excess(name)), blocked=held_up)

@@ -25,15 +25,15 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         if len(evidence.series(_SERIES)[0]) > 1:  # read rarely, so the growth may be much older
             grown = evidence.grown_around(_SERIES, batches["close_ns"], batches["finish_end_ns"])
             seen = np.minimum(seen, grown.astype(np.int64))
-        compute = np.minimum(seen, left.runq("compute"))
-        collate = np.minimum(seen - compute, left.runq("collate"))
+        compute = np.minimum(seen, left.runq["compute"])
+        collate = np.minimum(seen - compute, left.runq["collate"])
         runnable |= {"compute": compute, "collate": collate, "finish": evidence.of_batch(seen - compute - collate)}
     units = {}
     for name in ("dispatch", "intake", "prepare", "lag", "collate", "compute", "finish"):
         wanted = runnable.get(name)
-        taken = 0 if wanted is None else np.minimum(wanted, left.runq(name))
+        taken = 0 if wanted is None else np.minimum(wanted, left.runq[name])
         stopped = np.maximum(_sampled(evidence, name) - taken, 0)
-        units[name] = Parts(runq=wanted, blocked=np.minimum(stopped, evidence.beyond_usual(name, left.blocked(name))))
+        units[name] = Parts(runq=wanted, blocked=np.minimum(stopped, evidence.beyond_usual(name, left.blocked[name])))
     return Claim(units=units)
 
 
@@ -59,7 +59,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     for name in ("compute", "finish"):
         unit = evidence.units[name]
         grown = np.rint(np.minimum(throttled.grown(unit.start, unit.end), unit.end - unit.start)).astype(np.int64)
-        delayed = np.minimum(grown, left.runq(name))
+        delayed = np.minimum(grown, left.runq[name])
         stopped = np.minimum(grown - delayed, left.cpu_excess(name))
         units[name] = Parts(runq=delayed, cpu=stopped)
     return Claim(units=units)

@@ -24,7 +24,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in ("prepare", "collate", "compute", "finish"):
         unit = evidence.units[name]
         price = fault_price_ns(evidence, name)
-        paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
+        paged_in = np.where(unit.majflt > 0, left.blocked[name], 0) if name in ("collate", "compute") else None
         # Faults on fresh memory of the heap are the allocator's.
         faults = unit.minflt - heap_faults(evidence, name)
         costs[name] = np.minimum(np.rint(faults * price).astype(np.int64), left.cpu_excess(name))

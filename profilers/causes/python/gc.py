@@ -18,7 +18,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         own = pauses.inside(unit.start, unit.end, unit.thread, worker=name != "prepare")
         elsewhere = np.maximum(pauses.everywhere.covered(unit.start, unit.end) - own, 0)
         # Another thread's collection costs this one only blocked time, beyond its usual waits and declared spans.
-        held_up = np.minimum(elsewhere, evidence.beyond_usual(name, left.blocked(name)))
+        held_up = np.minimum(elsewhere, evidence.beyond_usual(name, left.blocked[name]))
         # A collection in an unknown thread may be this one's: on-CPU time beyond its inputs' need.
         unplaced = np.maximum(pauses.unplaced.covered(unit.start, unit.end) - held_up, 0)
         if name == "compute" and evidence.setup.on_device:

@@ -32,7 +32,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {name: Parts(blocked=held_ns(evidence, left, name)) for name in PROCESS_CPU}
     for name in ("intake", "lag"):  # units without an account: one wake-up each
         unit = evidence.units[name]
-        units[name] = Parts(blocked=np.minimum(one_wakeup_ns(evidence, unit.start, unit.end), left.blocked(name)))
+        units[name] = Parts(blocked=np.minimum(one_wakeup_ns(evidence, unit.start, unit.end), left.blocked[name]))
     return Claim(units=units, disturbance=False)
 
 

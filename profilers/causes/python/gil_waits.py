@@ -110,7 +110,7 @@ def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
     a_switch = np.maximum(probe.a_switch(unit.start, unit.end), np.where(kept, SLACK * interval, 0.0))
     # One more than counted, because the stamps lie slightly outside the counters' readings.
     switched = np.rint((source[f"{name}_vcsw"] + 1) * a_switch).astype(np.int64)
-    return np.minimum(switched, evidence.beyond_usual(name, left.blocked(name))), _others(evidence, name)
+    return np.minimum(switched, evidence.beyond_usual(name, left.blocked[name])), _others(evidence, name)
 
 
 def _delayed(evidence: Evidence, name: str) -> Ints:

@@ -121,7 +121,7 @@ def find_lock_waits(
     :param answers: when some part of an answer arrived, to see the event loop blocked with few in flight, too.
     """
     none = np.zeros(len(at), np.int64)
-    process = ServiceProcess.of(samples, at, end)
+    process = ServiceProcess(samples, at, end)
     if not process.cpu.known or not len(at):
         return LockWaits(lock=none, python=none)
     times = process.cpu.at_ns

@@ -74,7 +74,7 @@ def process_of(record: RunRecord, serving: Serving | None) -> ServiceProcess:
     if serving is not None and serving.rule is not None:
         begun, end = batches["h2d_end_ns"], batches["compute_end_ns"]
     chosen = slice(0 if serving is not None and serving.servers == 1 else None)
-    return ServiceProcess.of(record.samples, begun[chosen], end[chosen])
+    return ServiceProcess(record.samples, begun[chosen], end[chosen])
 
 
 def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> str:

@@ -110,35 +110,23 @@ def cumulative(at_ns: Floats, grown: Floats) -> Counter:
     return Counter(at_ns=at_ns, value=np.concatenate([[0.0], np.cumsum(grown)]))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServiceProcess:
-    """Counters of the process, and requests that it served side by side.
+    """Counters of the process, and requests that it served side by side, by the series of a record.
 
-    :param cpu: time of its threads on cores; ``delay`` their run-queue delay; ``threads`` their number.
-    :param begun: ``(n,)`` when these requests began, in ascending order; ``ended`` likewise.
-    :param step: ``(k - 1,)`` time between readings of ``cpu``; ``ran`` time on cores and ``waited`` run-queue delay
+    :ivar cpu: time of its threads on cores; ``delay`` their run-queue delay; ``threads`` their number.
+    :ivar begun: ``(n,)`` when these requests began, in ascending order; ``ended`` likewise.
+    :ivar step: ``(k - 1,)`` time between readings of ``cpu``; ``ran`` time on cores and ``waited`` run-queue delay
         that was counted then; ``there`` the mean number of requests.
     """
 
-    cpu: Counter
-    delay: Counter
-    threads: Counter
-    begun: Ints
-    ended: Ints
-    step: Floats
-    ran: Floats
-    waited: Floats
-    there: Floats
-
-    @classmethod
-    def of(cls, samples: Columns, begun: Ints, ended: Ints) -> ServiceProcess:
-        """The process, by the series of a record."""
-        cpu, delay, threads = (Counter.of(samples, name) for name in (CPU, RUN_QUEUE, THREADS))
-        begun, ended, step = np.sort(begun), np.sort(ended), np.diff(cpu.at_ns)
-        inside = np.diff(_since(begun, cpu.at_ns) - _since(ended, cpu.at_ns)) / np.maximum(step, 1.0)
-        waited = np.diff(delay.at(cpu.at_ns))
-        between = {"step": step, "ran": np.diff(cpu.value), "waited": waited, "there": inside}
-        return cls(cpu=cpu, delay=delay, threads=threads, begun=begun, ended=ended, **between)
+    def __init__(self, samples: Columns, begun: Ints, ended: Ints) -> None:
+        self.cpu, self.delay, self.threads = (Counter.of(samples, name) for name in (CPU, RUN_QUEUE, THREADS))
+        times = self.cpu.at_ns
+        self.begun, self.ended = np.sort(begun), np.sort(ended)
+        self.step: Floats = np.diff(times)
+        self.ran: Floats = np.diff(self.cpu.value)
+        self.waited: Floats = np.diff(self.delay.at(times))
+        self.there = np.diff(_since(self.begun, times) - _since(self.ended, times)) / np.maximum(self.step, 1.0)
 
     @property
     def known(self) -> bool:

@@ -55,8 +55,10 @@ class SharedCores:
     work_ns: float = 0.0
     growing: bool = False
 
-    def waits(self, request: Ints, start: Ints, end: Ints, runq: Ints) -> Waits:
-        """Waits within intervals.
+    def waits(self, request: Ints, start: Ints, end: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
+        """Nanoseconds of waits for other requests within intervals, in three parts.
+
+        Due to arrivals, on threads that wanted a core; due to arrivals otherwise; added because others took cores.
 
         :param request: row of the request that each interval belongs to; ``runq`` its run-queue delay.
         """
@@ -65,20 +67,7 @@ class SharedCores:
         among_them = np.clip(runq - self.lost.grown(start, end), 0, burst)
         parts = (among_them, burst - among_them, self.slowed[request] * others)
         runnable, blocked, slowed = (np.rint(part).astype(np.int64) for part in parts)
-        return Waits(runnable=runnable, blocked=blocked, slowed=slowed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """Nanoseconds of waits for other requests.
-
-    :param runnable: due to arrivals, on threads that wanted a core; ``blocked`` otherwise.
-    :param slowed: added because others took cores.
-    """
-
-    runnable: Ints
-    blocked: Ints
-    slowed: Ints
+        return runnable, blocked, slowed
 
 
 def nothing_shared(requests: int) -> SharedCores:
@@ -93,7 +82,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     """
-    process = ServiceProcess.of(samples, at, end)
+    process = ServiceProcess(samples, at, end)
     if not (process.known and len(at)):
         return nothing_shared(len(at))
     times, there, work = process.cpu.at_ns, process.there, process.typical_work

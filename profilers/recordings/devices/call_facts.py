@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Bools, Ints
+from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
@@ -40,7 +41,8 @@ class CallFacts:
         self.length: Ints = host.end - host.start
         short = np.sort(self.length[host.kind == Host.LAUNCH])
         self.usual_launch_ns = min(int(short[len(short) // 4]), _LONGEST_USUAL) if len(short) else _USUAL_LAUNCH
-        self._busy_until = _busy(device.start, device.end)
+        busy = Intervals.merged(device.start, device.end - device.start)
+        self._busy = busy, np.concatenate([[0], np.cumsum(busy.end - busy.start)])
         usual = max(self.usual_launch_ns, 1)
         slow = (host.kind == Host.LAUNCH) & (self.length >= _OUTLIER * usual)
         delay = np.full(len(host), np.iinfo(np.int64).max)
@@ -54,11 +56,11 @@ class CallFacts:
 
     def busy_ns(self, start: int, end: int) -> int:
         """Time within an interval during which the device was busy."""
-        begins, ends, before = self._busy_until
+        busy, before = self._busy
 
         def until(moment: int) -> int:
-            k = int(np.searchsorted(begins, moment, side="right")) - 1
-            return 0 if k < 0 else int(before[k]) + min(moment, int(ends[k])) - int(begins[k])
+            k = int(np.searchsorted(busy.start, moment, side="right")) - 1
+            return 0 if k < 0 else int(before[k]) + min(moment, int(busy.end[k])) - int(busy.start[k])
 
         return until(end) - until(start)
 
@@ -98,15 +100,3 @@ def _joined(trace: DeviceTrace) -> tuple[Ints, Ints]:
     issued = np.flatnonzero(launch != NOTHING)[::-1]
     first_work[launch[issued]] = issued
     return launch, first_work
-
-
-def _busy(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """The union of intervals sorted by begin: begins, ends, and the total length before each."""
-    if not len(start):
-        return start, end, start
-    reach = np.maximum.accumulate(end)
-    fresh = np.concatenate([[True], start[1:] > reach[:-1]])
-    begins = start[fresh]
-    ends = reach[np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(start) - 1]])]
-    before = np.concatenate([[0], np.cumsum(ends - begins)[:-1]])
-    return begins, ends, before

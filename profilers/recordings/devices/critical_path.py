@@ -18,7 +18,7 @@ from latfix.arrays import Ints
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 from latfix.profilers.recordings.devices.call_facts import CallFacts
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
-from latfix.profilers.recordings.devices.host_timeline import HostTimelines
+from latfix.profilers.recordings.devices.host_timeline import Timeline
 from latfix.profilers.recordings.devices.steps import Step
 
 COMPUTE, GAPS, COLLECTIVE, COPY = "gpu.compute", "gpu.gaps", "gpu.collective", "transfer.copy"
@@ -74,7 +74,7 @@ class Piece:
 class CriticalPaths:
     """The critical paths of the steps of one recording."""
 
-    def __init__(self, trace: DeviceTrace, facts: CallFacts, timelines: HostTimelines) -> None:
+    def __init__(self, trace: DeviceTrace, facts: CallFacts, timelines: Callable[[int], Timeline]) -> None:
         self._trace, self._facts, self._timelines = trace, facts, timelines
         device = trace.device
         self._previous = _previous_on_lane(device.place, device.start)
@@ -82,11 +82,10 @@ class CriticalPaths:
         of_lane = np.array([numbers[lane[0]] for lane in trace.lanes], dtype=np.int64)
         self._device_of: Ints = of_lane[device.place] if len(device) else device.place
         lasts = device.end > device.start
-        self._by_end = {
-            number: _by_end(device.end, np.flatnonzero(lasts & (self._device_of == number)))
-            for number in numbers.values()
-        }
-        self._by_lane: dict[int, tuple[Ints, Ints]] = {}
+        self._by_end, self._by_lane = (
+            {key: _by_end(device.end, np.flatnonzero(lasts & (of == key))) for key in keys}
+            for of, keys in ((self._device_of, numbers.values()), (device.place, range(len(trace.lanes))))
+        )
         self._lasts = lasts
         self._devices_of_thread = self._launched_to()
 
@@ -117,16 +116,10 @@ class CriticalPaths:
             return work if ended else NOTHING
         lane = self._trace.waits.get(int(host.correlation[row]), NOTHING)
         if lane != NOTHING:
-            return self._last(self._lane(lane), begin, until)
+            return self._last(self._by_lane[lane], begin, until)
         devices = self._devices_of_thread.get(int(host.place[row])) or tuple(self._by_end)
         result = [self._last(self._by_end[number], begin, until) for number in devices]
         return max(result, key=lambda k: NOTHING if k == NOTHING else int(self._trace.device.end[k]), default=NOTHING)
-
-    def _lane(self, lane: int) -> tuple[Ints, Ints]:
-        if lane not in self._by_lane:
-            chosen = np.flatnonzero(self._lasts & (self._trace.device.place == lane))
-            self._by_lane[lane] = _by_end(self._trace.device.end, chosen)
-        return self._by_lane[lane]
 
     @staticmethod
     def _last(sorted_by_end: tuple[Ints, Ints], after: int, until: int) -> int:
@@ -196,7 +189,7 @@ class _Walk:
 
     def _on_host(self) -> int:
         """Claim one stretch of the host. Returns the activity that it waited for, if any."""
-        timeline = self._paths._timelines.of(self._thread)
+        timeline = self._paths._timelines(self._thread)
         k = bisect_left(timeline.start, self._now) - 1
         if k < 0 or timeline.end[k] < self._now:
             if self._thread != self._step.thread:

@@ -14,9 +14,9 @@ from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY, HOS
 from latfix.profilers.recordings.devices.device_trace import DeviceTrace
 from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace
 from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
-from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
+from latfix.profilers.recordings.devices.step_diagnosis import diagnose_steps
 from latfix.profilers.recordings.devices.step_ledger import Ledgers, StepLedger, price, shortest_of_ranks
-from latfix.profilers.recordings.devices.steps import Steps, find_steps
+from latfix.profilers.recordings.devices.steps import find_steps
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.results.diagnosis import Diagnosis, Source
 
@@ -51,26 +51,27 @@ def _diagnosis(
     kind: str, recorded: Recorded, traces: Sequence[tuple[Recorded, DeviceTrace]], options: ReadOptions
 ) -> Diagnosis:
     floors: Sequence[Ints | None] = shortest_of_ranks([trace for _, trace in traces]) or [None] * len(traces)
-    made: list[tuple[Ledgers, list[StepLedger], Steps]] = []
+    made: list[tuple[Ledgers, list[StepLedger], str]] = []
     for (file, trace), floor in zip(traces, floors, strict=True):
-        result = find_steps(trace, options.step, file.path)
+        found, chosen_by = find_steps(trace, options.step, file.path)
         ledgers = Ledgers(trace, floor)
-        made.append((ledgers, [ledgers.of(step) for step in result.steps], result))
-    figures = [each for ledgers, steps, _ in made for each in _figures(ledgers, steps)]
+        steps = [ledgers.of(step) for step in found]
+        _set_growth(ledgers, steps)
+        made.append((ledgers, steps, chosen_by))
     all_steps = [step for _, steps, _ in made for step in steps]
-    first, chosen = traces[0][1], made[0][2]
+    first = traces[0][1]
     read: Counter[str] = Counter()
     for _, trace in traces:
         read.update({name: value for name, value in trace.counts().items() if isinstance(value, int)})
     return diagnose_steps(
-        figures,
+        all_steps,
         workload=recorded.path.name,
         device=first.device_name,
         source=Source(
             kind=kind,
             path=str(recorded.path),
             unit="step",
-            read={"steps are": chosen.chosen_by, **({"files": len(traces)} if len(traces) > 1 else {}), **read},
+            read={"steps are": made[0][2], **({"files": len(traces)} if len(traces) > 1 else {}), **read},
         ),
         percentile=options.percentile,
         seed=options.seed,
@@ -81,26 +82,16 @@ def _diagnosis(
     )
 
 
-def _figures(ledgers: Ledgers, steps: Sequence[StepLedger]) -> Iterator[StepFigures]:
+def _set_growth(ledgers: Ledgers, steps: Sequence[StepLedger]) -> None:
     """Divide kernel time into more work and slower work, by the kernels' prices in quiet steps."""
-    lengths = np.array([each.step.length for each in steps])
-    prices = price(ledgers, [each for each in steps if each.step.length <= np.median(lengths)])
+    lengths = np.array([each.length for each in steps])
+    prices = price(ledgers, [each for each in steps if each.length <= np.median(lengths)])
     for each in steps:
-        growth = Counter(each.causes)
+        each.growth = growth = Counter(each.causes)
         if len(steps) > 1 and COMPUTE in growth:
             beyond = sum(each.kernels[key] - prices[key] * runs for key, runs in each.runs.items() if key in prices)
             growth["gpu.slowdown"] = round(beyond)
             growth["input.size"] = growth.pop(COMPUTE) - round(beyond)
-        yield StepFigures(
-            name=each.step.name,
-            start=each.step.start,
-            length=each.step.length,
-            causes=each.causes,
-            growth=growth,
-            stages=each.stages,
-            named=each.named,
-            pieces=each.pieces,
-        )
 
 
 def _evidence(steps: Sequence[StepLedger]) -> dict[str, str]:
@@ -115,10 +106,10 @@ def _evidence(steps: Sequence[StepLedger]) -> dict[str, str]:
     return result
 
 
-def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], result: Steps) -> Iterator[str]:
+def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], chosen_by: str) -> Iterator[str]:
     trace, facts = ledgers.trace, ledgers.facts
     if len(steps) == 1:
-        yield f"The recording holds one step ({result.chosen_by}), without another to compare it with."
+        yield f"The recording holds one step ({chosen_by}), without another to compare it with."
     kinds = trace.host.kind
     graphs = int((kinds == Host.GRAPH_LAUNCH).sum())
     if graphs:
@@ -127,7 +118,7 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], result: Steps) -> Iter
             f"{count(graphs)} graph launch{'es' if graphs > 1 else ''} ran {count(int(inside.sum()))} kernels and "
             "copies: few launches do not mean that the device waits for them."
         )
-    length = sum(each.step.length for each in steps) / len(steps)
+    length = sum(each.length for each in steps) / len(steps)
     held = int(facts.length[facts.blocked].sum())
     if held > _WORTH_NOTING * length * len(steps):
         yield (
@@ -146,8 +137,8 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], result: Steps) -> Iter
     if not len(trace.device):
         yield "The recording shows no activity of a device: the causes of the host's waits are unknown."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]
-    others = [name for name in others if name not in {each.step.name for each in steps}][:3]
-    if others and not result.chosen_by.startswith("--step"):
+    others = [name for name in others if name not in {each.name for each in steps}][:3]
+    if others and not chosen_by.startswith("--step"):
         listed = ", ".join(shown(clipped(name, 40)) for name in others)
         yield f"To use other ranges of the recording as steps, pass --step REGEX: {listed}."
     yield from trace.notes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -91,63 +91,33 @@ class TraceBuilder:
         self.correlations, self.shapes = Numbering(), Numbering()
         self.pageable: set[int] = set()
 
-    def trace(self, waits: Mapping[int, int], numbers: Iterable[int], device_name: str, **read: Any) -> DeviceTrace:
-        """The trace.
 
-        :param numbers: all correlations as the runtime counts them; ``read`` as in :class:`DeviceTrace`.
-        """
-        backward = self.host.reversed + self.device.reversed + self.ranges.reversed
-        note = f"{backward:,} interval(s) end before they begin; they are read with length 0."
-        return DeviceTrace(
-            host=self.host.done(),
-            device=self.device.done(),
-            ranges=self.ranges.done(),
-            waits=waits,
-            names=list(self.names),
-            threads=list(self.threads),
-            lanes=list(self.lanes),
-            pageable=frozenset(self.pageable),
-            first_correlation=min(numbers, default=NOTHING),
-            device_name=device_name,
-            read=read,
-            notes=(note,) if backward else (),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTrace:
     """One recording of one process or machine.
 
-    :param host: calls of the runtime, operators, frames.
-    :param device: kernels, copies, memsets, collectives.
-    :param ranges: ranges that the program named: steps, annotations, NVTX.
-    :param waits: by correlation, the lane (or :data:`NOTHING` for all) that a call waited for, if recorded.
-    :param names: of all intervals; ``threads`` and ``lanes`` by their number, lanes as (device, stream).
-    :param pageable: numbers of the names of copies from or to pageable memory.
-    :param first_correlation: the smallest correlation; the runtime counts them from the process's start.
-    :param notes: for the reader of the diagnosis.
+    :param numbers: all correlations as the runtime counts them; ``read`` further counts for ``source.read``.
+    :ivar host: calls of the runtime, operators, frames.
+    :ivar device: kernels, copies, memsets, collectives.
+    :ivar ranges: ranges that the program named: steps, annotations, NVTX.
+    :ivar waits: by correlation, the lane (or :data:`NOTHING` for all) that a call waited for, if recorded.
+    :ivar names: of all intervals, by their number; ``lanes`` likewise, as (device, stream).
+    :ivar pageable: numbers of the names of copies from or to pageable memory.
+    :ivar first_correlation: the smallest correlation; the runtime counts them from the process's start.
+    :ivar notes: for the reader of the diagnosis.
     """
 
-    host: Intervals
-    device: Intervals
-    ranges: Intervals
-    waits: Mapping[int, int]
-    names: Sequence[str]
-    threads: Sequence[Any]
-    lanes: Sequence[tuple[Any, Any]]
-    device_name: str = ""
-    pageable: frozenset[int] = frozenset()
-    first_correlation: int = NOTHING
-    notes: tuple[str, ...] = ()
-    read: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def begin_ns(self) -> int:
-        return min(int(table.start[0]) for table in (self.host, self.device, self.ranges) if len(table))
-
-    @property
-    def end_ns(self) -> int:
-        return max(int(table.end.max()) for table in (self.host, self.device, self.ranges) if len(table))
+    def __init__(
+        self, built: TraceBuilder, waits: Mapping[int, int], numbers: Iterable[int], device_name: str, **read: Any
+    ) -> None:
+        self.host, self.device, self.ranges = built.host.done(), built.device.done(), built.ranges.done()
+        self.names: list[str] = list(built.names)
+        self.lanes: list[tuple[Any, Any]] = list(built.lanes)
+        self.pageable = frozenset(built.pageable)
+        self.waits, self.device_name, self.read = waits, device_name, read
+        self.first_correlation = min(numbers, default=NOTHING)
+        backward = built.host.reversed + built.device.reversed + built.ranges.reversed
+        note = f"{backward:,} interval(s) end before they begin; they are read with length 0."
+        self.notes = (note,) if backward else ()
 
     @property
     def lacks_kernels(self) -> bool:

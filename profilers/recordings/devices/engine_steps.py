@@ -21,7 +21,8 @@ import numpy as np
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.errors import input_error
 from latfix.formatting import milliseconds
-from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
+from latfix.profilers.recordings.devices.step_diagnosis import diagnose_steps
+from latfix.profilers.recordings.devices.step_ledger import StepLedger
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, damaged, opened
 from latfix.results.diagnosis import Diagnosis, Source
 
@@ -180,7 +181,7 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
     return replace(result, causes=causes_found, typical=None, slowest=(), stages_ms={})
 
 
-def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, causes: Mapping[str, str]) -> StepFigures:
+def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, causes: Mapping[str, str]) -> StepLedger:
     remaining = max(step.length - round(usual_length), 0)
     attributed: Counter[str] = Counter()
     for part, _, _ in _PARTS:
@@ -189,15 +190,13 @@ def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, cause
         attributed[causes[part]] += growth
         remaining -= growth
     attributed[UNEXPLAINED] = step.length - sum(attributed.values())
-    return StepFigures(
+    return StepLedger(
         name=f"step {step.cycle} of process {step.process}",
+        thread=0,
         start=step.start,
-        length=step.length,
+        end=step.start + step.length,
         causes=attributed,
         growth=attributed,
-        stages={},
-        named={},
-        pieces={},
     )
 
 

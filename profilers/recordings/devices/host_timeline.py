@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,15 +29,12 @@ class Timeline:
     row: list[int]
 
 
-class HostTimelines:
-    """The timelines of all threads, each built on first use."""
+def host_timelines(trace: DeviceTrace) -> Callable[[int], Timeline]:
+    """The timeline of each thread, made on first use."""
+    host = trace.host
 
-    def __init__(self, trace: DeviceTrace) -> None:
-        self._trace = trace
-        self.of = cache(self._of)
-
-    def _of(self, thread: int) -> Timeline:
-        host = self._trace.host
+    @cache
+    def of(thread: int) -> Timeline:
         rows = np.flatnonzero(host.place == thread)
         starts, ends, kinds = (each[rows].tolist() for each in (host.start, host.end, host.kind))
         pieces: list[tuple[int, int, int]] = []
@@ -56,6 +54,8 @@ class HostTimelines:
         while stack:
             at = _emit(pieces, at, *stack.pop()[:2])
         return Timeline(start=[p[0] for p in pieces], end=[p[1] for p in pieces], row=[p[2] for p in pieces])
+
+    return of
 
 
 def _emit(pieces: list[tuple[int, int, int]], at: int, end: int, row: int) -> int:

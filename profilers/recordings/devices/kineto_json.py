@@ -247,7 +247,7 @@ class _Collected:
         into = self.tables
         waits = {number: into.lanes[lane] for number, lane in self._waits.items() if lane in into.lanes}
         numbers = (each for each in into.correlations if isinstance(each, int))
-        return into.trace(waits, numbers, self._device_name(), events=self.events)
+        return DeviceTrace(into, waits, numbers, self._device_name(), events=self.events)
 
     def _device_name(self) -> str:
         properties = self.head.get("deviceProperties")

@@ -89,7 +89,9 @@ class _Export:
         self._ranges()
         if not len(into.host) and not len(into.device):
             damaged(path, _WANTED, "a database without them", todo="record with nsys profile --trace cuda,nvtx")
-        return into.trace(dict(self._waits()), (number for _, number in into.correlations), self._device_name())
+        return DeviceTrace(
+            into, dict(self._waits()), (number for _, number in into.correlations), self._device_name()
+        )
 
     def _rows(self, table: str, columns: str) -> Iterable[Any]:
         """Rows with these columns, ``NULL`` for columns that this version of the export lacks."""

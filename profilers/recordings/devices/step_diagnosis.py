@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
 from latfix.formatting import clipped, count, from_ns, milliseconds, percent, significant, tail_words
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.recordings.devices.step_ledger import StepLedger
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 
@@ -53,29 +54,8 @@ _HAPPENED: Mapping[str, str] = {
 _MODELLED = ("gpu.slowdown", "gpu.rank_wait", "input.size")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """One step, from any recording of a device. Times in nanoseconds.
-
-    :param causes: by cause; the sum is ``length``.
-    :param growth: by cause, for comparing slow with quiet steps; differs from ``causes`` if a recording separates
-        more work from slower work.
-    :param stages: by activity of the host; the sum is ``length``, or empty.
-    :param named: time by cause and name; ``pieces`` likewise the number of pieces.
-    """
-
-    name: str
-    start: int
-    length: int
-    causes: Mapping[str, int]
-    growth: Mapping[str, int]
-    stages: Mapping[str, int]
-    named: Mapping[tuple[str, str], int]
-    pieces: Mapping[tuple[str, str], int]
-
-
 def diagnose_steps(
-    steps: Sequence[StepFigures],
+    steps: Sequence[StepLedger],
     *,
     workload: str,
     device: str,
@@ -163,7 +143,7 @@ def _drawn(own_ns: Ints, tail: Bools, quiet: Bools, seed: int) -> Floats:
     return np.stack([np.minimum(low, means), np.maximum(high, means)]) / 1e6
 
 
-def _ledger(steps: Sequence[StepFigures], lengths: Ints, quiet: Bools | None) -> Ledger:
+def _ledger(steps: Sequence[StepLedger], lengths: Ints, quiet: Bools | None) -> Ledger:
     """Each step's time beyond a quiet one, or its whole time if ``quiet`` is ``None``."""
     totals: Counter[str] = Counter()
     for step in steps:
@@ -194,7 +174,7 @@ def _class(cause: str) -> EvidenceClass:
 
 def _causes(
     ledger: Ledger,
-    steps: Sequence[StepFigures],
+    steps: Sequence[StepLedger],
     tail: Bools,
     quiet: Bools,
     seed: int,
@@ -235,7 +215,7 @@ def _causes(
     return tuple(result)
 
 
-def _evidence(cause: str, steps: Sequence[StepFigures], more: str) -> str:
+def _evidence(cause: str, steps: Sequence[StepLedger], more: str) -> str:
     """The names with most of a cause's time, per slow step."""
     looked_up = "gpu.compute" if cause in ("input.size", "gpu.slowdown") else cause
     times: Counter[str] = Counter()
@@ -292,7 +272,7 @@ def _verdict(
     return top.cause, f"{opening}: {figures} is {_HAPPENED.get(top.cause) or CATALOGUE[top.cause].happened}."
 
 
-def _stages(steps: Sequence[StepFigures], quiet: Bools | None) -> dict[str, dict[str, float]]:
+def _stages(steps: Sequence[StepLedger], quiet: Bools | None) -> dict[str, dict[str, float]]:
     names = dict.fromkeys(name for step in steps for name in step.stages)
     result: dict[str, dict[str, float]] = {}
     for name in names:
@@ -306,7 +286,7 @@ def _stages(steps: Sequence[StepFigures], quiet: Bools | None) -> dict[str, dict
     return dict(sorted(result.items(), key=lambda entry: -entry[1]["mean"]))
 
 
-def _typical(steps: Sequence[StepFigures], quiet: Bools) -> UnitLedger:
+def _typical(steps: Sequence[StepLedger], quiet: Bools) -> UnitLedger:
     chosen = [step for step, inside in zip(steps, quiet, strict=True) if inside]
     return UnitLedger(
         id=f"typical (mean of {len(chosen)})",
@@ -325,7 +305,7 @@ def _mean_ms(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
     return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
 
 
-def _unit(step: StepFigures, begin: int) -> UnitLedger:
+def _unit(step: StepLedger, begin: int) -> UnitLedger:
     return UnitLedger(
         id=step.name,
         start_ms=(step.start - begin) / 1e6,

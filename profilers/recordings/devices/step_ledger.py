@@ -15,7 +15,7 @@ from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Ho
 from latfix.profilers.recordings.devices.call_facts import CallFacts
 from latfix.profilers.recordings.devices.critical_path import CriticalPaths, Piece
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
-from latfix.profilers.recordings.devices.host_timeline import HostTimelines, stretches
+from latfix.profilers.recordings.devices.host_timeline import host_timelines, stretches
 from latfix.profilers.recordings.devices.steps import Step
 
 RANK_WAIT = "gpu.rank_wait"
@@ -42,12 +42,14 @@ QUEUE_FULL = "launches, queue full"
 _TEMPLATE = re.compile(r"[<({].*", re.DOTALL)
 
 
-@dataclass(slots=True)
-class StepLedger:
-    """One step. Times in nanoseconds.
+@dataclass(slots=True, kw_only=True)
+class StepLedger(Step):
+    """One step, from any recording of a device. Times in nanoseconds.
 
     :param causes: time by cause; the sum is exactly the step's length.
-    :param stages: time by activity of the step's thread; the sum is the same.
+    :param growth: the same, for comparing slow with quiet steps; differs if a recording separates more work from
+        slower work.
+    :param stages: time by activity of the step's thread; the sum is the same, or it is empty.
     :param named: time by cause and name (a call, a frame, a kernel); ``pieces`` likewise the number of pieces.
     :param kernels: time on the path by kernel (name and shape); ``runs`` likewise the number of runs.
     :param copied_bytes: of copies on the path; ``pageable`` the bytes from or to pageable memory.
@@ -56,9 +58,9 @@ class StepLedger:
     :param lag: time after the step until the device finished the step's work.
     """
 
-    step: Step
-    causes: Counter[str]
-    stages: Counter[str]
+    causes: Counter[str] = field(default_factory=Counter)
+    growth: Counter[str] = field(default_factory=Counter)
+    stages: Counter[str] = field(default_factory=Counter)
     named: Counter[tuple[str, str]] = field(default_factory=Counter)
     pieces: Counter[tuple[str, str]] = field(default_factory=Counter)
     kernels: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -78,7 +80,7 @@ class Ledgers:
 
     def __init__(self, trace: DeviceTrace, floors: Ints | None = None) -> None:
         self.trace, self.facts = trace, CallFacts(trace)
-        self._timelines = HostTimelines(trace)
+        self._timelines = host_timelines(trace)
         self._paths = CriticalPaths(trace, self.facts, self._timelines)
         self._floors = shortest(trace) if floors is None else floors
         self._labels = [_label(name) for name in trace.names]
@@ -89,7 +91,9 @@ class Ledgers:
 
     def of(self, step: Step) -> StepLedger:
         """The ledger of a step."""
-        result = StepLedger(step=step, causes=Counter(), stages=self._stages(step))
+        result = StepLedger(
+            name=step.name, thread=step.thread, start=step.start, end=step.end, stages=self._stages(step)
+        )
         for piece in self._paths.walk(step):
             self._add(result, piece)
         result.device_busy = self.facts.busy_ns(step.start, step.end)
@@ -124,7 +128,7 @@ class Ledgers:
             share = piece.length / int(device.end[activity] - device.start[activity])
             result.runs[key] = result.runs.get(key, 0.0) + share
             call = int(self.facts.launch[activity])
-            if call == NOTHING or self.trace.host.start[call] < result.step.start:
+            if call == NOTHING or self.trace.host.start[call] < result.start:
                 result.before += piece.length
         elif cause == path.COPY and activity != NOTHING and device.kind[activity] == Device.COPY:
             result.copied_bytes += int(device.size[activity])
@@ -140,7 +144,7 @@ class Ledgers:
 
     def _stages(self, step: Step) -> Counter[str]:
         result: Counter[str] = Counter()
-        for start, end, row in stretches(self._timelines.of(step.thread), step.start, step.end):
+        for start, end, row in stretches(self._timelines(step.thread), step.start, step.end):
             if row == NOTHING:
                 result[STAGES[Host.CODE]] += end - start
             elif self.facts.blocked[row]:
@@ -191,7 +195,7 @@ def price(ledgers: Ledgers, quiet: Sequence[StepLedger]) -> dict[tuple[int, int]
     device = ledgers.trace.device
     inside = np.zeros(len(device), dtype=bool)
     for each in quiet:
-        first, last = np.searchsorted(device.start, (each.step.start, each.step.end + each.lag))
+        first, last = np.searchsorted(device.start, (each.start, each.end + each.lag))
         inside[first:last] = True
     rows = np.flatnonzero(inside & np.isin(device.kind, (Device.KERNEL, Device.MEMSET, Device.OWN_COPY)))
     if not len(rows):

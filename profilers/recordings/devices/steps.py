@@ -24,7 +24,7 @@ _LEAST_CALLS, _LEAST_COVERED = 3, 0.5
 _WORKING = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Step:
     """One step on one thread, in nanoseconds."""
 
@@ -39,19 +39,8 @@ class Step:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """The steps of a recording.
-
-    :param chosen_by: description of what they are.
-    """
-
-    steps: tuple[Step, ...]
-    chosen_by: str
-
-
-def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
-    """The steps that match a regular expression, or the steps that the recording itself shows.
+def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> tuple[tuple[Step, ...], str]:
+    """The steps that match a regular expression, or that the recording itself shows, and what they are, in words.
 
     In this order: ``ProfilerStep#``, ranges named step, iteration or similar, outermost ranges of a recurring kind,
     outermost calls that recur, the whole recording.
@@ -63,25 +52,25 @@ def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
     if pattern:
         wanted = re.compile(pattern)
         for table in (trace.ranges, trace.host):
-            result = _outermost([step for step in _named(trace, table, wanted) if step.length > 0])
+            result = _outermost(_named(trace, table, wanted))
             if result:
-                return Steps(steps=result, chosen_by=f"--step {pattern}")
+                return result, f"--step {pattern}"
         names = ", ".join(shown(step.name, 40) for step in ranges[:5]) or "none"
         raise input_error(path, None, f"nothing that --step {shown(pattern)} matches", f"a name such as {names}")
     for description, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
         result = _outermost([step for step in ranges if named.search(step.name)])
         if result:
-            return Steps(steps=result, chosen_by=description)
+            return result, description
     top = _outermost(ranges)
     kinds = Counter(_kind(step.name) for step in top)
     if len(top) == 1:
-        return Steps(steps=top, chosen_by="the one range")
+        return top, "the one range"
     covered: Counter[str] = Counter()
     for step in top:
         covered[_kind(step.name)] += step.length
     if top and kinds[most := max(kinds, key=lambda kind: covered[kind])] > 1:
         steps = tuple(step for step in top if _kind(step.name) == most)
-        return Steps(steps=steps, chosen_by=f"ranges named {clipped(steps[0].name, 40)}")
+        return steps, f"ranges named {clipped(steps[0].name, 40)}"
     return _recurring_calls(trace) or _whole(trace)
 
 
@@ -115,7 +104,7 @@ def _outermost(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(kept)
 
 
-def _recurring_calls(trace: DeviceTrace) -> Steps | None:
+def _recurring_calls(trace: DeviceTrace) -> tuple[tuple[Step, ...], str] | None:
     """Outermost calls of the busiest thread, if one recurs and covers most of the recording."""
     host = trace.host
     code = np.isin(host.kind, (Host.OPERATOR, Host.FRAME))
@@ -136,7 +125,7 @@ def _recurring_calls(trace: DeviceTrace) -> Steps | None:
         Step(name=f"{clipped(name, 60)} #{k}", thread=thread, start=int(start[row]), end=int(end[row]))
         for k, row in enumerate(top[kind == best].tolist())
     )
-    return Steps(steps=steps, chosen_by=f"calls of {clipped(name, 60)}")
+    return steps, f"calls of {clipped(name, 60)}"
 
 
 def _busiest_thread(trace: DeviceTrace) -> int:
@@ -148,16 +137,15 @@ def _busiest_thread(trace: DeviceTrace) -> int:
     return int(np.argmax(np.bincount(launches if len(launches) else host.place)))
 
 
-def _whole(trace: DeviceTrace) -> Steps:
+def _whole(trace: DeviceTrace) -> tuple[tuple[Step, ...], str]:
     thread = _busiest_thread(trace)
     host = trace.host
     mine = host.place == thread
-    start, end = trace.begin_ns, trace.end_ns
+    tables = [table for table in (host, trace.device, trace.ranges) if len(table)]
+    start, end = min(int(table.start[0]) for table in tables), max(int(table.end.max()) for table in tables)
     if (working := mine & np.isin(host.kind, _WORKING)).any():
         start, end = int(host.start[working].min()), int(host.end[working].max())
     elif mine.any():
         start, end = int(host.start[mine].min()), int(host.end[mine].max())
-    return Steps(
-        steps=(Step(name="the whole recording", thread=thread, start=start, end=max(end, start + 1)),),
-        chosen_by="the whole recording",
-    )
+    name = "the whole recording"
+    return (Step(name=name, thread=thread, start=start, end=max(end, start + 1)),), name

@@ -7,25 +7,27 @@ the columns themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.cause_catalogue import UNEXPLAINED
+from latfix.cause_catalogue import UNEXPLAINED, KnownCause
 from latfix.formatting import LATENCY_KEYS, counted, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.attribution.verdict import describe_part
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
-from latfix.profilers.recordings.requests.accounts import Accounts
+from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
 from latfix.statistics.quantile_sketch import Distribution
 
+#: Minimum share of the tail's excess for naming a cause: one that stands out, and one that any service may show.
+MATERIAL, DOMINANT = 0.05, 0.25
 #: Requests per slice of the ledger, and the largest recording of which every entry is kept.
 _STRETCH, _KEPT = 250_000, 200_000
 #: Most blocks to resample, replicates, and requests from which the block length is estimated.
@@ -47,19 +49,36 @@ _SLOWEST = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingFacts:
-    """The inputs of a diagnosis besides its ledger.
+class Accounts:
+    """The ledger of a recording: requests that ended ok, in order of arrival. Times in nanoseconds.
 
-    :param statuses: requests by status; ``None`` if it is not recorded.
-    :param offered_ns: ``(m,)`` arrivals of all requests, of any status.
-    :param outcomes: of all requests that arrived, if some did not end ok.
+    :param arrival_ns: ``(n,)``; ``latency_ns`` likewise.
+    :param reference_ns: the latency of a quiet, typical request.
+    :param causes: ``K`` causes, ``unexplained`` last.
+    :param entries: own and propagated parts ``(K, m)`` of a slice of requests; with the reference they sum to the
+        latency exactly.
+    :param evidence: by cause, one sentence with the figures.
+    :param nameable: causes that may be named, with the minimum share of the tail's excess; others are only listed.
+    :param floors_ms: by cause, the milliseconds that chance alone produces.
+    :param stages: measured parts of latencies, each ``(n,)``, -1 if unknown.
+    :param timed: False if only the order of arrivals is known.
+    :param unread: a note on unread columns, shown if much is unexplained.
     """
 
-    source: Source
-    statuses: Mapping[str, int | None]
-    offered_ns: Ints
-    workload: str
-    outcomes: Outcomes | None = None
+    arrival_ns: Ints
+    latency_ns: Ints
+    reference_ns: int
+    causes: tuple[KnownCause, ...]
+    entries: Callable[[slice], tuple[Ints, Ints]]
+    evidence: Mapping[str, str]
+    nameable: Mapping[str, float]
+    floors_ms: Mapping[str, float] = field(default_factory=dict)
+    stages: Mapping[str, Ints] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[str, ...] = ()
+    timed: bool = True
+    notes: tuple[str, ...] = ()
+    unread: str = ""
 
 
 class _Sums:
@@ -114,11 +133,27 @@ def default_percentile(requests: int) -> float:
     return next((q for q in (99.0, 95.0) if requests * (1 - q / 100) >= _IN_TAIL), 90.0)
 
 
-def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: float | None, seed: int) -> Diagnosis:
+def diagnose_accounts(
+    accounts: Accounts,
+    options: ReadOptions,
+    *,
+    source: Source,
+    statuses: Mapping[str, int | None],
+    offered_ns: Ints,
+    workload: str,
+    outcomes: Outcomes | None = None,
+) -> Diagnosis:
+    """The diagnosis of a ledger.
+
+    :param statuses: requests by status; ``None`` if it is not recorded.
+    :param offered_ns: ``(m,)`` arrivals of all requests, of any status.
+    :param outcomes: of all requests that arrived, if some did not end ok.
+    """
+    percentile, seed = options.percentile, options.seed
     latency, n = accounts.latency_ns, len(accounts.latency_ns)
     q = default_percentile(n) if percentile is None else percentile
     threshold = percentile_ns(latency, q) if n else 0.0
-    sums = _Sums(accounts, recorded.offered_ns, threshold)
+    sums = _Sums(accounts, offered_ns, threshold)
     inside = max(int(sums.requests.sum()), 1)
     own, propagated = sums.own.sum(axis=1) / inside / 1e6, sums.propagated.sum(axis=1) / inside / 1e6
     excess_ms = (float(sums.latency.sum()) / inside - accounts.reference_ns) / 1e6 if n else math.nan
@@ -129,17 +164,17 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
     ci95 = fast * reaching((own + propagated) / fast, ends / fast, inside)
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
     unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
-    name = percentile_label(q) + (" of the requests that ended ok" if recorded.outcomes is not None else "")
+    name = percentile_label(q) + (" of the requests that ended ok" if outcomes is not None else "")
     verdict, sentence = _verdict(accounts, causes, name, threshold / 1e6, excess_ms, latency_ms["p50"], unexplained)
-    if recorded.outcomes is not None and (lost := _losing(recorded.outcomes, q)):
+    if outcomes is not None and (lost := _losing(outcomes, q)):
         verdict, sentence = "losing", f"{lost} {sentence}"
     listed = {each.cause for each in causes}
     shown = {cause.id: k for k, cause in enumerate(accounts.causes) if cause.id in listed}
     return Diagnosis(
-        workload=recorded.workload,
+        workload=workload,
         device="",
-        requests=recorded.statuses,
-        latency_ms=latency_ms if recorded.outcomes is None else recorded.outcomes.summary_ms(),
+        requests=statuses,
+        latency_ms=latency_ms if outcomes is None else outcomes.summary_ms(),
         latency_ms_ok=latency_ms,
         latency_ci95_ms=summary_intervals_ms(latency, seed=seed) if 0 < n <= _KEPT else {},
         stages_ms=_stages_ms(accounts, latency >= threshold),
@@ -157,7 +192,7 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
         windows=sums.windows.windows(shown) if n and accounts.timed else (),
         learned_from=n,
         seen=tuple(cause.id for cause in accounts.causes),
-        source=recorded.source,
+        source=source,
         slowest=tuple(_slowest(accounts)),
         ledger=_ledger(accounts),
     )

@@ -57,14 +57,15 @@ def diagnose_table(
     ok = int(np.count_nonzero(table.ok))
     q = findings.default_percentile(ok) if options.percentile is None else options.percentile
     accounts = account_for_requests(_with_losses(table, ok), tail_share=1 - q / 100, seed=options.seed)
-    recorded = findings.RecordingFacts(
+    return findings.diagnose_accounts(
+        accounts,
+        options,
         source=Source(kind=kind, path=str(path), unit=unit, read={**table.facts, "requests": len(table)}),
         statuses=_statuses(table, ok),
         offered_ns=table.arrival_ns,
         workload=_name(path),
         outcomes=_lost_outcomes(table, ok),
     )
-    return findings.diagnose_accounts(accounts, recorded, options.percentile, options.seed)
 
 
 def _name(path: Path) -> str:
@@ -167,15 +168,16 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
     failed = int(np.count_nonzero(spans.failed[roots]))
     ok, length_ns = len(roots) - failed, (spans.end_ns - spans.start_ns)[roots]
     facts = {**spans.facts, "spans": len(spans), "services": len(set(spans.service.tolist()))}
-    described = findings.RecordingFacts(
+    accounts = replace(accounts, notes=(*accounts.notes, *_on_lost(failed, ok)))
+    return findings.diagnose_accounts(
+        accounts,
+        options,
         source=Source(kind="spans", path=str(path), read=facts),
         statuses={"ok": ok, "error": failed if spans.has_status else None, "timeout": None, "shed": None},
         offered_ns=spans.start_ns[roots],
         workload=_name(path),
         outcomes=Outcomes.of(length_ns, np.where(spans.failed[roots], Status.ERROR, Status.OK)) if failed else None,
     )
-    accounts = replace(accounts, notes=(*accounts.notes, *_on_lost(failed, ok)))
-    return findings.diagnose_accounts(accounts, described, options.percentile, options.seed)
 
 
 def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:

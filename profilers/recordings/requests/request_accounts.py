@@ -12,7 +12,7 @@ differs little, but takes seconds per million requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,12 +22,12 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import counted, from_ns, rate, share, shown
 from latfix.profilers.attribution.wait_attribution import grew_for_good
-from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
+from latfix.profilers.causes.drift.trend_tests import Rise, best_step, met_few, rises, squares_left
 from latfix.profilers.evidence.predictive_features import numeric, predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
-from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
+from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model, folds_of
 from latfix.profilers.over_time.level_shift import raised_stretch
-from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
+from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
@@ -52,9 +52,8 @@ _SAMPLE, _ROUTES = 100_000, 24
 #: neighbors, and if a random order has so many that cost nearly as much with at most this probability. Short logs are
 #: put in so many orders.
 _TOGETHER, _SHUFFLED, _NEIGHBORS, _CHANCE, _MOST_TIMES, _FEWER_TIMES = 2.0, 200_000, 32, 0.01, 50, 8
-#: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
-#: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
-_WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
+#: Drift: windows and their least requests; the least rise as a share of a typical service.
+_WINDOWS, _PER_WINDOW, _RISE = 24, 12, 0.1
 #: Arrivals at most this share above capacity are as many as can be served.
 _SAME_RATE = 0.02
 #: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
@@ -91,21 +90,6 @@ LATE = KnownCause(
     happened="the load generator sending requests late",
     behind="one that was sent late",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drift:
-    """A level that only rises: ``(w,)`` nanoseconds above the start at moments."""
-
-    at_ns: Floats
-    level: Floats
-    step_ns: float | None
-
-    def of(self, arrival: Ints) -> Floats:
-        """Nanoseconds above the start."""
-        if self.step_ns is not None:
-            return np.where(arrival >= self.step_ns, self.level[-1], 0.0)
-        return np.asarray(np.interp(arrival.astype(np.float64), self.at_ns, self.level))
 
 
 def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -> Accounts:
@@ -162,7 +146,7 @@ class _Ledger:
         self.slot_ns: float | None = None
         self.batches: SharedBatches | None = None
         self.sharing: Ints | None = None
-        self.drift: _Drift | None = None
+        self.drift: Rise | None = None
         self.evidence: dict[str, str] = {}
         self.notes = list(table.notes)
 
@@ -255,7 +239,7 @@ class _Ledger:
         arrival, latency = self._at_server(measured)
         if (rule := infer_rule(arrival, latency, self.resolution_ns)) is None:
             return False
-        self.batches = SharedBatches.of(rule.batches(arrival, latency), arrival, latency)
+        self.batches = SharedBatches(rule.batches(arrival, latency), arrival, latency)
         self.wait = self.batches.behind if measured is None else self.batches.behind + measured
         self.base = self.base - self.batches.behind - self.batches.window
         self.servers = rule.workers
@@ -345,7 +329,7 @@ class _Ledger:
         time = np.maximum(self.base[:: self.step], 0).astype(np.float64)
         self.model = fit_work_model(self.design_of(slice(None, None, self.step)), time, time > 0)
         self.expected = np.empty(n)
-        fold = self.model.folds_of(n)
+        fold = folds_of(n)
         at_once = 500_000
         for first in range(0, n, at_once):
             part = slice(first, first + at_once)
@@ -430,25 +414,18 @@ class _Ledger:
         edges = np.linspace(0, len(beyond), count + 1).astype(np.int64)
         values = np.array([float(np.median(beyond[a:b])) for a, b in pairwise(edges)])
         times = np.array([float(at[a:b].mean()) for a, b in pairwise(edges)])
-        quarter = max(count // 4, 1)
-        before, after = float(values[:quarter].mean()), float(values[-quarter:].mean())
+        if not rises(values, _RISE * self.typical):
+            return
         level = rising_level(values)
-        spread = float(((values - values.mean()) ** 2).sum())
-        rest = float(((values - level) ** 2).sum())
-        stays = float(np.median(values[-max(count // 8, 2) :])) >= before + _LASTING * (after - before)
-        if after - before <= _RISE * self.typical or rest > (1 - _EXPLAINED) * spread or not stays:
-            return
-        if rise_probability(values) > _SURE:
-            return
-        self.drift = _Drift(at_ns=times, level=level - level[0], step_ns=None)
+        self.drift = Rise(times, level - level[0], None)
         place, residual = best_step(values)
         if residual < 0.5 * squares_left(values, times):
             rise = float(np.median(values[place:]) - np.median(values[:place]))
-            self.drift = _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
+            self.drift = Rise(times, np.full(count, rise), float(at[edges[place]]))
 
     def find_levels(self) -> None:
         """Set the levels of a quiet request, and the mean of ordinary scatter around them."""
-        rest = self._beyond() if self.drift is None else self._beyond() - self.drift.of(self.arrival)
+        rest = self._beyond() if self.drift is None else self._beyond() - self.drift.at(self.arrival)
         # The median residual of the model belongs to a quiet request.
         self.base_level = round(self.typical + float(np.median(rest)))
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
@@ -481,12 +458,6 @@ class _Ledger:
     def accounts(self, tail_share: float, seed: int) -> Accounts:
         self._describe()
         model, table = self.model, self.table
-        quality = {
-            "accepted": model.accepted,
-            "r2": round(model.r2, 4),
-            "residual_mad_ms": model.residual_mad / 1e6,
-            "samples": model.samples,
-        }
         p50 = float(np.median(self.latency)) / 1e6
         return Accounts(
             arrival_ns=self.arrival,
@@ -498,7 +469,7 @@ class _Ledger:
             nameable={cause.id: MATERIAL for cause in self.causes if cause.id != UNEXPLAINED},
             floors_ms={"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms(tail_share, seed)},
             stages=self._stages(),
-            models={"service": quality} if model.samples else {},
+            models={"service": model.quality()} if model.samples else {},
             ids=tuple(np.array(table.ids, dtype=object)[self.ok].tolist()) if table.ids else (),
             timed=table.timed,
             notes=tuple(self.notes),
@@ -544,7 +515,7 @@ class _Ledger:
         for name, values in self.parts.items():
             result[_part_id(name)] = values[part] - self.median_of[name]
         if self.drift is not None:
-            result["drift.unknown"] = np.rint(self.drift.of(self.arrival[part])).astype(np.int64)
+            result["drift.unknown"] = np.rint(self.drift.at(self.arrival[part])).astype(np.int64)
         known = sum(result.get(cause, 0) for cause in ("input.size", "batching.size", "drift.unknown"))
         result[UNEXPLAINED] = self.base[part] - self.base_level - known
         return result
@@ -625,7 +596,7 @@ class _Ledger:
                 f"{from_ns(float(np.quantile(part, 0.99)))} at p99."
             )
         if self.drift is not None:
-            when = f" at {self.drift.step_ns / 1e9:.0f} s, at once" if self.drift.step_ns is not None else ""
+            when = f" at {self.drift.step / 1e9:.0f} s, at once" if self.drift.step is not None else ""
             evidence["drift.unknown"] = (
                 f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )

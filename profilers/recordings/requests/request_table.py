@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.errors import InputError
+from latfix.formatting import finite, shown
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS
 from latfix.stages import Status
 from latfix.traffic.parsed_fields import RECORDED, REQUEST_FIELDS
 from latfix.traffic.schedule import Traffic
@@ -19,6 +23,7 @@ from latfix.traffic.schedule import Traffic
 CANCELLED = 9
 #: In columns of nanoseconds: not recorded.
 UNKNOWN = -1
+_NONE: Mapping[str, Any] = {}
 
 
 def http_status(code: int) -> int:
@@ -168,20 +173,17 @@ class RequestTable:
             by_row = np.argsort(row, kind="stable")
             gaps = Gaps(row=row[by_row], start_ns=gaps.start_ns[by_row] - first, length_ns=gaps.length_ns[by_row])
         steps = None if self.steps is None else replace(self.steps, end_ns=self.steps.end_ns - first)
+        columns: dict[str, Any] = {}
+        for name in ("latency_ns", "status", "first_ns", "idle_ns", "idle_alone", "route", "user"):
+            if (column := getattr(self, name)) is not None:
+                columns[name] = column[order]
+        for name in ("parts", "stages", "features"):
+            columns[name] = {key: column[order] for key, column in getattr(self, name).items()}
         return replace(
             self,
+            **columns,
             arrival_ns=self.arrival_ns[order] - first,
-            latency_ns=self.latency_ns[order],
-            status=self.status[order],
-            parts={name: column[order] for name, column in self.parts.items()},
-            stages={name: column[order] for name, column in self.stages.items()},
-            first_ns=None if self.first_ns is None else self.first_ns[order],
-            idle_ns=None if self.idle_ns is None else self.idle_ns[order],
-            idle_alone=None if self.idle_alone is None else self.idle_alone[order],
-            features={name: column[order] for name, column in self.features.items()},
-            route=None if self.route is None else self.route[order],
             ids=tuple(self.ids[k] for k in order.tolist()) if self.ids else (),
-            user=None if self.user is None else self.user[order],
             gaps=gaps,
             steps=steps,
             start_unix_ns=first if self.start_unix_ns is None and first > 10**17 else self.start_unix_ns,
@@ -195,3 +197,96 @@ def _whole(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         np.isfinite(numbers).all() and (np.abs(numbers) < 2**53).all() and (numbers == np.rint(numbers)).all()
     )
     return numbers.astype(np.int64) if whole else numbers
+
+
+class TableRows:
+    """Builds a table row by row, for formats with at most some hundred thousand requests."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+        self._gaps: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self,
+        *,
+        arrival_ns: int,
+        latency_ns: int | None,
+        status: int = Status.OK,
+        first_ns: int | None = None,
+        name: str = "",
+        route: str = "",
+        parts: Mapping[str, int | None] = _NONE,
+        stages: Mapping[str, int | None] = _NONE,
+        features: Mapping[str, object] = _NONE,
+        gaps_ns: Sequence[int] = (),
+    ) -> None:
+        """Append a request; ``None`` if not recorded.
+
+        :raises ValueError: its arrival is no valid time.
+        """
+        if not isinstance(arrival_ns, int) or abs(arrival_ns) > LATEST_NS:
+            raise ValueError(f"an arrival at {shown(arrival_ns, 40)}")
+        if latency_ns is not None and abs(latency_ns) > LONGEST_NS:
+            latency_ns = None
+        if gaps_ns and first_ns is not None:
+            starts = accumulate(gaps_ns, initial=arrival_ns + first_ns)
+            self._gaps += zip(repeat(len(self)), starts, gaps_ns, strict=False)
+        self._rows.append((arrival_ns, latency_ns, int(status), first_ns, name, route, parts, stages, features))
+
+    def table(self, **other: Any) -> RequestTable:
+        """The columns, in order of arrival.
+
+        :param other: further fields of :class:`RequestTable`.
+        """
+        columns = list(zip(*self._rows, strict=True)) or [()] * 9
+        arrival, latency, status, first, names, routes, parts, stages, features = columns
+        first_ns = _times(first)
+        row, start, length = np.array(self._gaps, np.int64).reshape(-1, 3).T
+        return RequestTable(
+            arrival_ns=np.array(arrival, np.int64),
+            latency_ns=_times(latency),
+            status=np.array(status, np.int8),
+            first_ns=first_ns if (first_ns >= 0).any() else None,
+            parts=_known_times(parts),
+            stages=_known_times(stages),
+            features={
+                name: np.array([number_or_nan(each.get(name)) for each in features]) for name in _names_in(features)
+            },
+            **routes_of(routes),
+            ids=names if any(names) else (),
+            gaps=Gaps(row=row, start_ns=start, length_ns=length) if self._gaps else None,
+            **other,
+        ).sorted()
+
+
+def _names_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for each in rows for name in each))
+
+
+def _times(column: Sequence[int | None]) -> Ints:
+    return np.array([UNKNOWN if time is None else time for time in column], np.int64)
+
+
+def _known_times(rows: Sequence[Mapping[str, int | None]]) -> dict[str, Ints]:
+    """By name, the times in rows; without those that no row has."""
+    columns = {name: _times([each.get(name) for each in rows]) for name in _names_in(rows)}
+    return {name: column for name, column in columns.items() if column.max() >= 0}
+
+
+def number_or_nan(value: object) -> float:
+    """A value as a float; NaN if it is no finite number."""
+    number = finite(value)
+    return math.nan if number is None else number
+
+
+def ns_of(value: object, unit_ns: int, most: int = LONGEST_NS) -> int | None:
+    """Whole nanoseconds of a number of units; ``None`` if it is no number, negative, or above ``most``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        result = value * unit_ns
+    else:
+        number = number_or_nan(value) * unit_ns
+        result = round(number) if math.isfinite(number) else UNKNOWN
+    return result if 0 <= result <= most else None

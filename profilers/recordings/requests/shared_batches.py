@@ -7,14 +7,13 @@ alone would need is its own; the remainder of the fit, and finishing after other
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import counted, from_ns, share
-from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
+from latfix.profilers.evidence.work_model import WorkModel, fit_work_model, folds_of
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS
 from latfix.queueing.batch_inference import Batches
 from latfix.queueing.queue_inference import served_from, starts
@@ -33,34 +32,25 @@ _MEMBERS = 2.0
 Design = Callable[[Any], Floats]
 
 
-@dataclass(slots=True)
 class SharedBatches:
     """The batches of ``n`` requests in order of arrival. Times in nanoseconds.
 
-    :param window: ``(n,)`` waited for the timer, or for the batch to fill, while a worker was free; ``behind`` for
+    :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)``.
+    :ivar window: ``(n,)`` waited for the timer, or for the batch to fill, while a worker was free; ``behind`` for
         batches ahead.
     :ivar size: ``(m,)`` members; ``expected`` how long each batch takes by its inputs, ``at_rest`` with typical ones.
     :ivar computed: ``(m,)`` how long each took, until its first member ended.
     """
 
-    batches: Batches
-    window: Ints
-    behind: Ints
-    size: Ints
-    computed: Ints = field(init=False)
-    expected: Floats = field(init=False)
-    at_rest: Floats = field(init=False)
+    computed: Ints
+    expected: Floats
+    at_rest: Floats
 
-    @classmethod
-    def of(cls, batches: Batches, arrival: Ints, latency: Ints) -> SharedBatches:
-        """Divide the time before computation.
-
-        :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)``.
-        """
-        size = batches.size(len(arrival))
-        waited = np.clip(np.repeat(batches.begin_ns, size) - arrival, 0, latency)
-        behind = np.clip(np.repeat(batches.free_ns, size) - arrival, 0, waited)
-        return cls(batches=batches, window=waited - behind, behind=behind, size=size)
+    def __init__(self, batches: Batches, arrival: Ints, latency: Ints) -> None:
+        self.batches, self.size = batches, batches.size(len(arrival))
+        waited = np.clip(np.repeat(batches.begin_ns, self.size) - arrival, 0, latency)
+        self.behind = np.clip(np.repeat(batches.free_ns, self.size) - arrival, 0, waited)
+        self.window = waited - self.behind
 
     def fit(self, design: Design, base: Ints) -> tuple[WorkModel, Floats, Ints]:
         """The model of a batch, ``(n,)`` the service each request needs alone, ``(n,)`` that it shares with others.
@@ -76,7 +66,7 @@ class SharedBatches:
         time = np.maximum(self.computed[chosen], 0).astype(np.float64)
         model = fit_work_model(_of_batches(members, self.size[chosen]), time, time > 0)
         typical = np.median(members, axis=0)
-        fold = model.folds_of(m)
+        fold = folds_of(m)
         alone = np.empty(n)
         self.expected, self.at_rest = np.empty(m), np.empty(m)
         per_part = max(int(_AT_ONCE * m / n), 1)

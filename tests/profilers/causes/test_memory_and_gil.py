@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.profilers.calibration.microbenchmarks import UnitCost, flat
+from latfix.profilers.calibration.microbenchmarks import flat
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.python.gil_waits import descheduled_ns, held_ns
 from latfix.profilers.diagnose import diagnose
@@ -242,7 +242,7 @@ def test_the_interval_of_a_calibrated_cost_holds_the_price_of_a_run() -> None:
     for draws in (rng.normal(500, 25, (2000, 10)), rng.lognormal(6.2, 0.1, (2000, 10))):
         held = 0
         for *rounds, price in draws.tolist():
-            cost = flat({"minor_fault": UnitCost.of(rounds)})
+            cost = flat({"minor_fault": rounds})
             error = _relative_error(cost, "minor_fault") * cost["minor_fault_ns"]
             held += abs(price - cost["minor_fault_ns"]) <= normal_quantile(0.95) * error
         assert 0.92 <= held / 2000 <= 0.98

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from latfix.profilers.attribution.ledger_parquet import CausesFile
+from latfix.profilers.attribution.ledger_parquet import causes_file
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.chunked.downsample import downsampled
 from latfix.profilers.chunked.record_chunks import WholeRecord
@@ -237,9 +237,9 @@ def test_causes_of_all_pieces_are_written(
     tmp_path: Path, busy: RunRecord, both: tuple[Diagnosis, Diagnosis, list[Ledger]]
 ) -> None:
     path = tmp_path / "causes.parquet"
-    with CausesFile(path) as file:
+    with causes_file(path) as add:
         for part in both[2]:
-            file.add(part)
+            add(part)
         assert not path.exists()
     table = pq.read_table(path)
     assert table.column_names == ["request_id", "cause", "own_ns", "propagated_ns", "class"]
@@ -251,8 +251,8 @@ def test_causes_of_all_pieces_are_written(
 
 def test_a_failure_leaves_no_file_of_causes(tmp_path: Path, both: tuple[Diagnosis, Diagnosis, list[Ledger]]) -> None:
     path = tmp_path / "causes.parquet"
-    with pytest.raises(RuntimeError, match="stopped"), CausesFile(path) as file:
-        file.add(both[2][0])
+    with pytest.raises(RuntimeError, match="stopped"), causes_file(path) as add:
+        add(both[2][0])
         raise RuntimeError("stopped")
     assert list(tmp_path.iterdir()) == []
 

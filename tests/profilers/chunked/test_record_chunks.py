@@ -10,7 +10,7 @@ import pytest
 from latfix.arrays import Ints
 from latfix.cause_catalogue import CATALOGUE
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
+from latfix.profilers.chunked.chunk_ledgers import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, before_first_idle, joined
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.run_record import RunRecord

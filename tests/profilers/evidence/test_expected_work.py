@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, padded_row, work_designs
+from latfix.profilers.evidence.expected_work import ExpectedWork, Members, padded_row, work_designs
 from latfix.profilers.evidence.predictive_features import (
     error_of_work,
     is_running_number,
@@ -61,7 +61,7 @@ def expected(
         "compute": took,
     }
     clean = {name: np.ones(len(values), dtype=bool) for name, values in times.items()}
-    return expect_work(members, batches, times, clean, 8, Norms()), took
+    return ExpectedWork(members, batches, times, clean, 8, Norms()), took
 
 
 COSTS: dict[str, tuple[Cost, bool]] = {

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
-from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, entry_of, json_objects
 from latfix.stages import Status
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
-from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of, json_document
 from latfix.stages import Status
 
@@ -48,9 +47,9 @@ def read(path: Path) -> RequestTable:
     notes = []
     if len(benchmarks) > 1:
         notes.append(f"The file holds {len(benchmarks)} benchmarks; only the one with most requests is read.")
-    if left := len(requests) - len(rows.arrival_ns):
+    if left := len(requests) - len(rows):
         notes.append(f"{left:,} requests without a start time are left out; most likely they were never sent.")
-    if not rows.arrival_ns:
+    if not len(rows):
         raise input_error(path, None, "no requests", _EXPECTED, "save the benchmark as JSON with its requests")
     return rows.table(facts={"format": NAME, "benchmarks": len(benchmarks)}, notes=tuple(notes))
 

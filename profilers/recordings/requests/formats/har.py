@@ -13,8 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, http_status
-from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, TableRows, http_status, ns_of
 from latfix.profilers.recordings.requests.text_source import entry_of, instant_ns, json_document, route_of
 
 NAME = "HAR"

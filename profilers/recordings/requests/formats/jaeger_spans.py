@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_table import SpanRows, SpanTable
 from latfix.profilers.recordings.requests.text_source import entry_of, json_document
 
 NAME = "Jaeger JSON"
@@ -41,7 +40,7 @@ def read(path: Path) -> SpanTable:
         for trace in traces or ():
             for span in trace.get("spans") or ():
                 _add(rows, span, trace.get("processes") or {})
-    if not rows.names:
+    if not len(rows):
         raise input_error(path, None, "no spans", _EXPECTED)
     return rows.table(format=NAME)
 

@@ -17,10 +17,8 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.files.protobuf_wire import WireError, fields
 from latfix.profilers.recordings.reader import opened
-from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.spans.span_rows import ENGINE_LATENCY, SpanRows
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable
-from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.request_table import RequestTable, TableRows, ns_of
+from latfix.profilers.recordings.requests.spans.span_table import ENGINE_LATENCY, SpanRows, SpanTable
 from latfix.profilers.recordings.requests.text_source import entry_of, json_objects
 
 NAME = "OpenTelemetry spans (OTLP)"
@@ -47,7 +45,7 @@ def read(path: Path) -> SpanTable:
     for number, document in json_objects(path, _EXPECTED):
         with entry_of(path, "a span", _EXPECTED, number):
             _add_document(rows, document)
-    if not rows.names:
+    if not len(rows):
         raise input_error(path, None, "no spans", _EXPECTED)
     return rows.table(format=NAME)
 
@@ -117,7 +115,7 @@ def read_protobuf(path: Path) -> SpanTable:
                 _add_batch(rows, batch)
     except (WireError, KeyError, ValueError, OverflowError) as error:
         raise input_error(path, None, f"an invalid or cut off message ({error})", _EXPECTED) from error
-    if not rows.names:
+    if not len(rows):
         raise input_error(path, None, "no spans", _EXPECTED)
     return rows.table(format=NAME)
 

@@ -21,8 +21,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.profilers.recordings.reader import damaged, opened, recorded_at
-from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_table import SpanRows, SpanTable
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     NOTHING,

@@ -18,8 +18,7 @@ from typing import Any
 
 from latfix.errors import input_error
 from latfix.formatting import shown
-from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.request_table import RequestTable, TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of, json_document
 from latfix.stages import Status
 
@@ -79,7 +78,7 @@ def read(path: Path) -> RequestTable:
             },
             features={"elements": trace.tensors or None},
         )
-    if not rows.arrival_ns:
+    if not len(rows):
         raise input_error(path, None, "no trace with REQUEST_START and REQUEST_END", _EXPECTED)
     notes = (f"{unfinished} requests have no REQUEST_END and are left out.",) if unfinished else ()
     return rows.table(facts={"format": NAME, "unfinished": unfinished}, notes=notes, has_status=False)

@@ -20,15 +20,8 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.request_table import EngineSteps, RequestTable
-from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import (
-    LATEST_NS,
-    LONGEST_NS,
-    entry_of,
-    json_objects,
-    lines_of,
-)
+from latfix.profilers.recordings.requests.request_table import EngineSteps, RequestTable, TableRows, ns_of
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS, entry_of, json_objects, lines_of
 from latfix.stages import Status
 
 BENCH = "vllm bench serve --save-detailed"

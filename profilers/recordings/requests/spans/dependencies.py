@@ -20,9 +20,9 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
-from latfix.profilers.recordings.requests.accounts import DOMINANT, MATERIAL, Accounts
+from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
-from latfix.profilers.recordings.requests.spans.span_table import OwnTimes, SpanTable, groups_of, own_times
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable, groups_of, own_times
 
 #: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
@@ -63,37 +63,29 @@ class _Place:
         return self.stretch is not None or self.out_of_line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Requests:
     """The requests of a span table; ``own.request`` numbers them.
 
-    :param alone_ns: ``(n,)`` length of each span less that of its children, on a critical path or not.
-    :param alike_ns: the same of all calls of a service and operation.
+    :ivar alone_ns: ``(n,)`` length of each span less that of its children, on a critical path or not.
+    :ivar alike_ns: the same of all calls of a service and operation.
     """
 
-    spans: SpanTable
-    own: OwnTimes
-    latency: Ints
-    arrival: Ints
-    alone_ns: Ints
-    alike_ns: Mapping[tuple[int, int], Ints]
+    def __init__(self, spans: SpanTable) -> None:
+        self.spans, self.own = spans, own_times(spans)
+        roots = self.own.roots
+        self.latency, self.arrival = spans.end_ns[roots] - spans.start_ns[roots], spans.start_ns[roots]
+        self.alone_ns = _alone(spans)
+        inside = np.flatnonzero(self.own.request >= 0)
+        alike = groups_of((spans.service * len(spans.operations) + spans.operation)[inside])
+        self.alike_ns = {
+            (int(spans.service[rows[0]]), int(spans.operation[rows[0]])): self.alone_ns[rows]
+            for rows in (inside[group] for group in alike)
+        }
 
 
 def account_for_spans(spans: SpanTable) -> Accounts:
     """The ledger of the requests of a recording of spans that ended ok."""
-    spans = with_one_clock(spans)
-    own = own_times(spans)
-    roots, alone = own.roots, _alone(spans)
-    inside = np.flatnonzero(own.request >= 0)
-    alike = (inside[group] for group in groups_of((spans.service * len(spans.operations) + spans.operation)[inside]))
-    requests = _Requests(
-        spans=spans,
-        own=own,
-        latency=spans.end_ns[roots] - spans.start_ns[roots],
-        arrival=spans.start_ns[roots],
-        alone_ns=alone,
-        alike_ns={(int(spans.service[rows[0]]), int(spans.operation[rows[0]])): alone[rows] for rows in alike},
-    )
+    requests = _Requests(with_one_clock(spans))
     places = _places(requests)
     for place in places:
         place.stretch = _stretch(place, requests)
@@ -101,7 +93,7 @@ def account_for_spans(spans: SpanTable) -> Accounts:
     for place in places:
         _measure_usual(place, requests)
     _find_levels(paths, requests)
-    _compare_paths(paths, float(np.median(requests.latency)) if len(roots) else 0.0)
+    _compare_paths(paths, float(np.median(requests.latency)) if len(requests.latency) else 0.0)
     return _accounts(requests, places, _blamed(places))
 
 

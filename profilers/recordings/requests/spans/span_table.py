@@ -7,13 +7,22 @@ its latency exactly, even if other spans ran in parallel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from latfix.arrays import Bools, Ints
+from latfix.formatting import shown
+from latfix.profilers.recordings.requests.text_source import LATEST_NS
+
+#: Attributes that name the service behind a client's span, the most specific first (OpenTelemetry's conventions).
+_PEERS = ("peer.service", "service.peer.name", "db.system.name", "db.system", "messaging.system", "rpc.service",
+          "server.address", "net.peer.name", "http.host")  # fmt: skip
+
+#: The attribute in which a serving engine's span has a request's latency (vLLM's ``SpanAttributes``).
+ENGINE_LATENCY = "gen_ai.latency.e2e"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,92 @@ class SpanTable:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+
+class SpanRows:
+    """Builds a table span by span."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+        self._engine: list[tuple[int, Mapping[str, Any]]] = []
+        self._seen: set[tuple[object, ...]] = set()
+        self._reversed = self._repeated = 0
+
+    def add(
+        self,
+        *,
+        trace: str,
+        span: str,
+        parent: str,
+        service: str,
+        operation: str,
+        start_ns: int,
+        end_ns: int,
+        calls: bool = False,
+        attributes: Mapping[str, Any] | None = None,
+        failed: bool = False,
+    ) -> None:
+        """Append a span, once if exporters repeat it. One that ends before it begins gets length 0.
+
+        :raises ValueError: its times are out of range.
+        """
+        if not 0 <= start_ns <= LATEST_NS or abs(end_ns) > LATEST_NS:
+            raise ValueError(f"from {shown(start_ns, 40)} to {shown(end_ns, 40)} ns since 1970")
+        key = (trace, span, service, operation, start_ns, end_ns)
+        if key in self._seen:
+            self._repeated += 1
+            return
+        self._seen.add(key)
+        self._reversed += end_ns < start_ns
+        named = (str(value) for name in _PEERS if (value := (attributes or {}).get(name)))
+        peer = next(named, "") if calls else ""
+        times = start_ns, max(start_ns, end_ns)
+        self._rows.append((*times, trace, span, parent, service or "unknown", operation, calls, peer, failed))
+        if attributes and ENGINE_LATENCY in attributes:
+            self._engine.append((start_ns, attributes))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def table(self, **facts: Any) -> SpanTable:
+        columns = list(zip(*self._rows, strict=True)) or [()] * 10
+        starts, ends, traces, spans, parents, services, operations, calls, peers, failed = columns
+        first = min(starts, default=0)
+        place = {name: row for row, name in enumerate(zip(traces, spans, strict=True))}
+        above = zip(traces, parents, strict=True)
+        service, all_services = _codes([*services, *(peer for peer in peers if peer)])
+        operation, all_operations = _codes(operations)
+        trace, all_traces = _codes(traces)
+        peer = np.full(len(peers), -1, np.int64)
+        peer[np.array([bool(each) for each in peers], bool)] = service[len(peers) :]
+        notes = []
+        if self._reversed:
+            notes.append(f"{self._reversed} spans end before they begin; they are read with length 0.")
+        if self._repeated:
+            notes.append(f"{self._repeated} repeated spans are counted once.")
+        return SpanTable(
+            start_ns=np.array(starts, np.int64) - first,
+            end_ns=np.array(ends, np.int64) - first,
+            parent=np.array([place.get(name, -2) if name[1] else -1 for name in above], np.int64),
+            trace=trace,
+            service=service[: len(peers)],
+            operation=operation,
+            calls=np.array(calls, bool),
+            peer=peer,
+            failed=np.array(failed, bool),
+            services=all_services,
+            operations=all_operations,
+            traces=all_traces,
+            facts=facts,
+            engine=tuple(self._engine),
+            notes=tuple(notes),
+        )
+
+
+def _codes(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+    known: dict[str, int] = {}
+    codes = [known.setdefault(word, len(known)) for word in words]
+    return np.array(codes, np.int64), tuple(known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

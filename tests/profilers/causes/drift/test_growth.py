@@ -128,7 +128,7 @@ def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(simulate: Simulat
     own = own_ms(diagnosis, "drift.unknown")
     assert own[at < AGE] == pytest.approx(5.0, abs=0.4) and own[at > AGE].max() < 0.1
     seconds = record.requests["arrival_ns"][int(at * N)] / 1e9
-    assert find_growths(gather(record))[0].step_s == pytest.approx(seconds, abs=0.5)
+    assert find_growths(gather(record))[0].rise.step == pytest.approx(seconds, abs=0.5)
     assert "from then on" in sentence(diagnosis, "drift.unknown")
 
 

@@ -134,10 +134,10 @@ def test_an_interval_divides_into_run_wait_and_idle() -> None:
     times = np.arange(0, 101 * MS, MS)
     cpu, runq = np.minimum(times, 40 * MS), np.clip(times - 40 * MS, 0, 20 * MS)
     start, end = np.array([0, 60 * MS]), np.array([100 * MS] * 2)
-    process = ServiceProcess.of(samples(times, cpu_ns=cpu, runq_ns=runq), start[:0], end[:0])
+    process = ServiceProcess(samples(times, cpu_ns=cpu, runq_ns=runq), start[:0], end[:0])
     assert process.delayed(start, end).tolist() == [20 * MS, 0]
     assert process.idle(start, end).tolist() == [40 * MS, 40 * MS]
-    unwatched = ServiceProcess.of(build_record().samples, start, end)
+    unwatched = ServiceProcess(build_record().samples, start, end)
     assert not unwatched.delayed(start, end).any() and not unwatched.idle(start, end).any()
 
 
@@ -242,9 +242,9 @@ def test_a_wait_for_a_core_that_is_counted_after_the_request_is_no_idle_time() -
     times = np.array([0, 5, 10, 15, 20, 25]) * MS
     watched = samples(times, cpu_ns=np.zeros(6), runq_ns=np.array([0, 0, 0, 0, 11, 11]) * MS)
     start, end = np.array([6 * MS]), np.array([17 * MS])
-    assert ServiceProcess.of(watched, start, end).idle(start, end).tolist() == [round(6.6 * MS)]
+    assert ServiceProcess(watched, start, end).idle(start, end).tolist() == [round(6.6 * MS)]
     for series in (watched, samples(times, cpu_ns=np.zeros(6))):
-        assert ServiceProcess.of(series, start, end).least_idle(start, end).tolist() == [0]
+        assert ServiceProcess(series, start, end).least_idle(start, end).tolist() == [0]
 
 
 def test_waits_of_others_for_a_core_are_not_those_of_a_request_that_sleeps() -> None:

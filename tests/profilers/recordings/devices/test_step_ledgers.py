@@ -20,7 +20,7 @@ VENDORS = pytest.mark.parametrize("vendor", ["cuda", "hip"])
 def ledger(made: HandMade, tmp_path: Path) -> StepLedger:
     path = made.write(tmp_path / "trace.json")
     trace = read_trace(path)
-    return Ledgers(trace).of(find_steps(trace, "", path).steps[0])
+    return Ledgers(trace).of(find_steps(trace, "", path)[0][0])
 
 
 def in_us(parts: Counter[str]) -> dict[str, float]:
@@ -246,7 +246,7 @@ def test_ledgers_of_any_trace_sum_exactly(
     path = made.write(tmp_path_factory.mktemp("trace") / "t.json")
     trace = read_trace(path)
     ledgers = Ledgers(trace)
-    for step in find_steps(trace, "", path).steps:
+    for step in find_steps(trace, "", path)[0]:
         result = ledgers.of(step)
         assert sum(result.causes.values()) == step.length == sum(result.stages.values())
         assert all(value >= 0 for value in result.causes.values())

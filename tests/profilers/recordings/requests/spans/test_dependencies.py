@@ -10,10 +10,9 @@ import pytest
 
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.findings import RecordingFacts, diagnose_accounts
+from latfix.profilers.recordings.requests.findings import diagnose_accounts
 from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
-from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable, own_times
+from latfix.profilers.recordings.requests.spans.span_table import SpanRows, SpanTable, own_times
 from latfix.results.diagnosis import Diagnosis, Source
 from tests.profilers.recordings.devices.test_device_reader import REAL, real
 
@@ -81,10 +80,14 @@ def shop(
 
 def diagnosed(spans: SpanTable) -> Diagnosis:
     accounts = account_for_spans(spans)
-    described = RecordingFacts(
-        source=Source(kind="spans", path="x"), statuses={}, offered_ns=accounts.arrival_ns, workload="x"
+    result = diagnose_accounts(
+        accounts,
+        ReadOptions(),
+        source=Source(kind="spans", path="x"),
+        statuses={},
+        offered_ns=accounts.arrival_ns,
+        workload="x",
     )
-    result = diagnose_accounts(accounts, described, None, 0)
     assert result.ledger.conservation_error_ns() == 0
     return result
 
