@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization_step import Step
@@ -13,8 +12,8 @@ from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 
 if TYPE_CHECKING:
-    from latfix.runners.replay.arm import Arm, Watch
-    from latfix.traffic.schedule import Traffic
+    from latfix.runners.optimize.measurement import Bench
+    from latfix.runners.replay.arm import Arm
 
 _Measured = TypeVar("_Measured")
 Change = dict[str, Any]
@@ -85,34 +84,6 @@ class Verified:
 
     effective: bool
     evidence: str
-
-
-class Bench(Protocol):
-    """The part of :class:`latfix.runners.optimize.measurement.Bench` that fixes use.
-
-    :ivar windows: slices of the traffic on which fixes are replayed.
-    :ivar replays: number of replayed pairs of windows.
-    :ivar max_drop: maximum loss of the score that the workload allows.
-    :ivar search_folder: folder of the search's records.
-    """
-
-    baseline: RunRecord
-    windows: list[Traffic]
-    replays: int
-    seed: int
-
-    @property
-    def watch(self) -> Watch: ...
-
-    @property
-    def max_drop(self) -> float: ...
-
-    @property
-    def search_folder(self) -> Path: ...
-
-    def left_s(self) -> float: ...
-
-    def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class Bench:
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
     :ivar replays: number of replayed pairs of windows.
     :ivar room: which arms may be loaded together; of two that may not, the idle one is ended instead of stopped.
-    :ivar broken: error messages of services that did not run, by their fixes.
+    :ivar windows: slices of the traffic on which candidates are replayed.
     """
 
     spec: WorkloadSpec
@@ -92,7 +92,6 @@ class Bench:
     accuracy_s: float = 0.0
     replays: int = 0
     room: DeviceRoom = field(default_factory=DeviceRoom)
-    broken: dict[tuple[str, ...], str] = field(default_factory=dict)
     windows: list[Traffic] = field(default_factory=list)
     _settling: list[Traffic] = field(default_factory=list)
     _latency: Floats | None = None
@@ -163,8 +162,7 @@ class Bench:
     def retry_alone(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
         """Call ``run()``; if a service fails that shared the device, repeat it with each service alone.
 
-        This tells a service that found no memory next to another one from a service that fails by itself. The latter
-        is added to :attr:`broken`.
+        This tells a service that found no memory next to another one from a service that fails by itself.
 
         :param run: compares ``arm``, which was made for it, with the current best.
         """
@@ -173,21 +171,12 @@ class Bench:
         except LatfixError as error:
             # More memory would not help against wrong input.
             if arm.alone or not self.room.on_device or isinstance(error, InputError):
-                self._note_failure(arm, error)
                 raise
         arm.close()
         arm.alone = FAILED
-        try:
-            found = run()
-        except LatfixError as error:
-            self._note_failure(arm, error)
-            raise
+        found = run()
         self.room.crowd(arm, FAILED)
         return found
-
-    def _note_failure(self, arm: Arm, error: LatfixError) -> None:
-        if arm.failed:
-            self.broken[arm.fixes] = error.message
 
     def close(self) -> None:
         """End all processes."""

@@ -76,30 +76,10 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._backlog)
 
-    def put(
-        self,
-        *,
-        rank: int,
-        slot: int,
-        enqueued_ns: int,
-        expires_ns: int = 0,
-        length: int = 0,
-        inputs: Any = None,
-        share: float = 1.0,
-        memory: int = 0,
-    ) -> None:
+    def put(self, *, enqueued_ns: int, **request: Any) -> None:
         """Enqueue a prepared request; see :meth:`latfix.queueing.serving_order.Backlog.push`."""
         with self._changed:
-            self._backlog.push(
-                rank=rank,
-                slot=slot,
-                enqueued_ns=enqueued_ns,
-                expires_ns=expires_ns,
-                length=length,
-                inputs=inputs,
-                share=share,
-                memory=memory,
-            )
+            self._backlog.push(enqueued_ns=enqueued_ns, **request)
             self._came(enqueued_ns)
 
     def _came(self, enqueued_ns: int) -> None:  # noqa: ARG002  (used by a subclass)

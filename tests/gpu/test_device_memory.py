@@ -19,7 +19,7 @@ from latfix.profilers.gpu.alloc_conf import ALLOC_CONF
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_counters
 from latfix.profilers.gpu.free_block_probe import free_blocks_reader
 from latfix.profilers.probes.stage_recorder import StageRecorder
-from latfix.runners.fixes.memory.allocation_replay import choice_of
+from latfix.runners.fixes.memory.device_allocator import choice_of
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.caching_allocator import DeviceAllocator, reserve_on_stream
 from tests.gpu.marks import ON_CUDA

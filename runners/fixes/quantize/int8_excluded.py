@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latfix.errors import LatfixError
-from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, SetUp, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, SetUp, Verified
 from latfix.runners.fixes.quantize.int8_dynamic import FIX as ALL_LAYERS
 from latfix.runners.fixes.quantize.int8_dynamic import NEEDS, QUANTIZED, int8_layers, int8_modules, ran_on_gpu
 from latfix.runners.fixes.quantize.reduced_precision import COMPILING_S, products_in
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count
-from latfix.runners.replay.arm import Arm
+
+if TYPE_CHECKING:
+    from latfix.runners.optimize.measurement import Bench
+    from latfix.runners.replay.arm import Arm
 
 #: Maximum seconds to find the layers on which accuracy depends.
 _MEASURING_S = 60.0

@@ -20,7 +20,7 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Context, Verified
-from latfix.runners.fixes.memory.allocation_replay import choice_of
+from latfix.runners.fixes.memory.device_allocator import choice_of
 from latfix.runners.fixes.shared.device_memory_facts import calls, facts, room_bytes, worker_growth_mib
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.batch_memory import PeakMemory
