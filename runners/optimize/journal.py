@@ -19,8 +19,7 @@ from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.host.apply_plan import check_environment
-from latfix.runners.optimize.alternatives import Alternative
-from latfix.runners.optimize.configuration import Choice, Configuration
+from latfix.runners.optimize.configuration import Alternative, Choice, Configuration
 from latfix.runners.optimize.measurement import SEARCH_FOLDER
 from latfix.runners.optimize.screening_decision import compare_windows
 from latfix.runners.optimize.search import Search, Trial
@@ -43,7 +42,7 @@ class _Choice(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way(Document):
-    """See :class:`latfix.runners.optimize.alternatives.Alternative`."""
+    """See :class:`latfix.runners.optimize.configuration.Alternative`."""
 
     choices: tuple[_Choice, ...]
     status: str

@@ -1,6 +1,6 @@
 """Whole configurations, simulated on the recorded requests: which one is predicted to serve best.
 
-The time of a batch was measured for each way to run the model (:mod:`alternatives`). The policy around it is
+The time of a batch was measured for each way to run the model (:mod:`configuration`). The policy around it is
 simulated: which requests share a batch, how long it stays open, how many workers there are. Each replay shows how
 long batches take while the rest of the service runs, and corrects that time for all configurations that run the model
 the same way.

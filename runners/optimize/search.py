@@ -3,7 +3,7 @@
 It decides in this order:
 
 1. How the model runs (precision, backend, compilation, workers and threads): every way that applies is measured on
-   the same batches (:mod:`alternatives`).
+   the same batches (:mod:`configuration`).
 2. What the forecast can simulate on top of that (batch limit, window, order, causes that a fix removes): the best of
    many configurations for each way (:mod:`predicted_configurations`).
 3. The answers of the best configuration are scored, and it is replayed on the slow stretches of the traffic, in turns
@@ -33,8 +33,7 @@ from latfix.results.optimization import BUDGET, Candidate, Prediction
 from latfix.results.optimization_step import KEYS, Step
 from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge, score_of
-from latfix.runners.optimize.alternatives import Alternative, measure
-from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
+from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose, measure
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Goal, Planner, ratios, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
@@ -358,7 +357,7 @@ class Search:
                 self._skipped.setdefault(fix.id, reason)
             return
         self._make_room(self.arm)
-        measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast.cost)
+        measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast)
         self._overrun_s = max(self._overrun_s, left - self.bench.left_s() - estimate_s)
         self.alternatives.append(measured)
         if measured.status == "ready":
