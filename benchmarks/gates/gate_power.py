@@ -33,7 +33,7 @@ from latfix.statistics.score_bounds import between, log_ratios
 #: Parts of the traffic, replayed in turn.
 PARTS = 4
 #: Rounds and requests of a replay in five minutes, of a service that starts in 3 s and gets 42 requests per second
-#: (latfix.runners.gate.traffic_parts).
+#: (latfix.runners.gate.paired_rounds).
 MINUTES, ROUNDS, REQUESTS = 5.0, 28, 100
 #: Resamples of the interval of fewer than eight rounds; the command draws 400.
 REPLICATES = 100

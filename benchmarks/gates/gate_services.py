@@ -36,8 +36,7 @@ from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.cli.shared.starter_workload import write_starter
 from latfix.config.workload_toml import WorkloadSpec, load_spec, read_spec
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.gate.paired_rounds import Round, Side, replay_rounds
-from latfix.runners.gate.traffic_parts import cut, part_seconds
+from latfix.runners.gate.paired_rounds import Round, Side, cut, part_seconds, replay_rounds
 from latfix.runners.replay.arm import Arm
 from latfix.stages import Status
 from latfix.statistics.control_variate import fit_control

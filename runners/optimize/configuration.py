@@ -1,4 +1,4 @@
-"""A whole configuration: the chosen fixes, each with the settings that it changes; and measured ways to run the model.
+"""A whole configuration: the chosen fixes, each with the settings that it changes; and ways that were measured.
 
 A replay takes most of a minute and tests one configuration. The same batches on two services show within seconds how
 their time changes with their content, and the forecast predicts every configuration that runs the model this way.

@@ -270,8 +270,7 @@ def _rounds(
     """Replay rounds until decided, then stop both processes."""
     from latfix.cli.shared.replay_progress import ReplayLines
     from latfix.runners.gate.decide import decide, with_causes
-    from latfix.runners.gate.paired_rounds import replay_rounds
-    from latfix.runners.gate.traffic_parts import cut, part_seconds
+    from latfix.runners.gate.paired_rounds import cut, part_seconds, replay_rounds
     from latfix.statistics.group_sequential import FIRST_LOOK
 
     lines, until = ReplayLines(), time.monotonic() + budget_s

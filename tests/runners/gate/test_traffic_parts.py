@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latfix.runners.gate.traffic_parts import WANTED_ROUNDS, cut, part_seconds
+from latfix.runners.gate.paired_rounds import WANTED_ROUNDS, cut, part_seconds
 from latfix.traffic.schedule import Traffic
 
 
