@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,20 @@ class Traffic:
             features={} if features is None else features,
             payloads=[None] * n if payloads is None else payloads,
             metadata={} if metadata is None else metadata,
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Traffic]) -> Traffic:
+        """Schedules one after the other, each on its own clock, with the metadata of the first."""
+        return cls(
+            arrival_ns=np.concatenate([part.arrival_ns for part in parts]),
+            ids=[name for part in parts for name in part.ids],
+            priority=np.concatenate([part.priority for part in parts]),
+            sessions=[session for part in parts for session in part.sessions],
+            deadline_ms=np.concatenate([part.deadline_ms for part in parts]),
+            features={name: np.concatenate([part.features[name] for part in parts]) for name in parts[0].features},
+            payloads=[payload for part in parts for payload in part.payloads],
+            metadata=parts[0].metadata,
         )
 
     def __len__(self) -> int:

@@ -181,28 +181,15 @@ def joined(parts: Sequence[RunRecord]) -> RunRecord:
         own = part.requests["index"]
         index.append(np.where(own >= 0, own - part.first_index + scheduled, own))
         scheduled += len(part.traffic)
-    traffics = [part.traffic for part in parts]
-    requests = _stacked([part.requests for part in parts]) | {"index": np.concatenate(index)}
-    events = _distinct(_stacked([part.events for part in parts]), ("t_ns", "duration_ns", "thread"))
+    requests = stacked([part.requests for part in parts]) | {"index": np.concatenate(index)}
+    events = _distinct(stacked([part.events for part in parts]), ("t_ns", "duration_ns", "thread"))
     return replace(
         parts[0],
         requests=requests,
-        batches=_once(_stacked([part.batches for part in parts]), "batch_id"),
+        batches=_once(stacked([part.batches for part in parts]), "batch_id"),
         events=events | {"request": _renumbered(events["request"], parts)},
-        samples=_distinct(_stacked([part.samples for part in parts]), ("t_ns", "series")),
-        traffic=Traffic(
-            arrival_ns=np.concatenate([traffic.arrival_ns for traffic in traffics]),
-            ids=[name for traffic in traffics for name in traffic.ids],
-            priority=np.concatenate([traffic.priority for traffic in traffics]),
-            sessions=[name for traffic in traffics for name in traffic.sessions],
-            deadline_ms=np.concatenate([traffic.deadline_ms for traffic in traffics]),
-            features={
-                name: np.concatenate([traffic.features[name] for traffic in traffics])
-                for name in traffics[0].features
-            },
-            payloads=[None] * scheduled,
-            metadata=traffics[0].metadata,
-        ),
+        samples=_distinct(stacked([part.samples for part in parts]), ("t_ns", "series")),
+        traffic=Traffic.joined([part.traffic for part in parts]),
         errors={key: text for part in parts for key, text in part.errors.items()},
         first_index=0,
     )
@@ -218,7 +205,8 @@ def _renumbered(index: Ints, parts: Sequence[RunRecord]) -> Ints:
     return np.where(inside, index - first[at] + (np.cumsum(count) - count)[at], -1)
 
 
-def _stacked(parts: Sequence[Columns]) -> Columns:
+def stacked(parts: Sequence[Columns]) -> Columns:
+    """The rows of all parts, one part after the other."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

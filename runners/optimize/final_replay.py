@@ -99,7 +99,8 @@ def prove(
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
                 name = f"{arm.label}-{number}"
-                _lead_in(arm, out / f"{name}-lead-in", lead_in, watch, seed)
+                if lead_in is not None:
+                    arm.replay(out / f"{name}-lead-in", lead_in, watch, seed=seed)
                 records[arm.label] = arm.replay(out / name, traffic, watch, seed=seed)
                 if look is not None and arm is after and number == 1:
                     look(records[arm.label])
@@ -123,11 +124,6 @@ def prove(
         count = len(proof.rounds)
         proof.level = look_level(count, max(proof.most, count), last=True)
     return proof
-
-
-def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: int) -> None:
-    if part is not None:
-        arm.replay(folder, part, watch, seed=seed)
 
 
 def _look(proof: Proof, seed: int, undecided: Callable[[Comparison], bool] | None) -> Reason | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Floats, Ints
+from latfix.profilers.chunked.record_chunks import stacked
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_TIMES, Columns
 from latfix.stages import Status
@@ -210,11 +211,11 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
     return replace(
         first,
         meta=records[-1].meta.updated(**totals, traffic_sha256=digests, scheduled=position),
-        requests=_stacked(requests),
-        batches=_stacked(batches),
-        events=_stacked(events),
-        samples=_stacked(samples),
-        traffic=_joined([record.traffic for record in records]),
+        requests=stacked(requests),
+        batches=stacked(batches),
+        events=stacked(events),
+        samples=stacked(samples),
+        traffic=Traffic.joined([record.traffic for record in records]),
     )
 
 
@@ -226,25 +227,6 @@ def _moved(columns: Columns, by: Mapping[str, int]) -> Columns:
 def _numbered(column: Any, first: int) -> Any:
     """Numbers from ``first`` on instead of from 0; negative ones stand for none."""
     return np.where(column >= 0, column + first, column)
-
-
-def _joined(parts: Sequence[Traffic]) -> Traffic:
-    """Concatenated schedules; arrivals keep each slice's own clock."""
-    first = parts[0]
-    return replace(
-        first,
-        arrival_ns=np.concatenate([part.arrival_ns for part in parts]),
-        ids=[name for part in parts for name in part.ids],
-        priority=np.concatenate([part.priority for part in parts]),
-        sessions=[session for part in parts for session in part.sessions],
-        deadline_ms=np.concatenate([part.deadline_ms for part in parts]),
-        features={name: np.concatenate([part.features[name] for part in parts]) for name in first.features},
-        payloads=[payload for part in parts for payload in part.payloads],
-    )
-
-
-def _stacked(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _inside(times: Ints, starts: Ints, width: int) -> Ints:
