@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import percent
@@ -22,32 +22,20 @@ _FEW_INTERVALS = 100
 _NOISY = 0.05
 
 
-def make_scoreboard(
-    cases: Sequence[CaseScore],
-    *,
-    planned: int,
-    not_injectable: Mapping[str, str],
-    seed: int,
-    quick: bool,
-    machine: Mapping[str, Any],
-    typical_ms: float,
-    seconds: float,
-) -> Scoreboard:
+def make_scoreboard(cases: Sequence[CaseScore], *, machine: Mapping[str, Any], **facts: Any) -> Scoreboard:
+    """:param facts: the other fields of the scoreboard, which describe the self-test."""
     counted = [case for case in cases if case.counted]
-    causes = cause_scores(counted)
+    # Each cause that was injected or wrongly named.
+    ids = sorted({cause for case in counted for cause in (*case.injected, *case.wrong)})
+    causes = tuple(_cause_score(cause, counted) for cause in ids)
     measures = measure_all(counted)
     return Scoreboard(
         cases=tuple(cases),
         measures=measures,
         causes=causes,
-        not_injectable=not_injectable,
-        planned=planned,
-        seed=seed,
-        quick=quick,
         machine=machine,
-        typical_ms=typical_ms,
-        seconds=seconds,
         sentence=sentence(counted, measures, causes, machine.get("neighbors")),
+        **facts,
     )
 
 
@@ -56,6 +44,7 @@ def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
     named = [(cause, case) for case in cases for cause in _judged(case)]
     present = [(cause, case) for case in cases for cause in case.present]
     alarms = share(bool(case.alarms) for case in cases if case.group == "quiet")
+    calm = (alarms.value or 0.0) <= MOST_ALARMS
     held = [held for case in cases if case.group != "unlisted" for held in case.held.values()]
     return (
         _at_least("top1_single", "largest cause right, one injected", _tops(cases, "single"), TOP1),
@@ -67,18 +56,10 @@ def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
         _at_least("recall", "there and named (recall)", share(c in k.named for c, k in present), RECALL),
         _request_errors(cases),
         _coverage(share(held)),
-        _of_cases(
-            "false_alarms", "false alarms in quiet runs", alarms, "≤ 2.5 %", lambda value: value <= MOST_ALARMS
-        ),
+        _of_cases("false_alarms", "false alarms in quiet runs", alarms, "≤ 2.5 %", calm),
         _unlisted(cases),
         _conservation(cases),
     )
-
-
-def cause_scores(cases: Sequence[CaseScore]) -> tuple[CauseScore, ...]:
-    """One entry for each cause that was injected or wrongly named."""
-    ids = sorted({cause for case in cases for cause in (*case.injected, *case.wrong)})
-    return tuple(_cause_score(cause, cases) for cause in ids)
 
 
 def _cause_score(cause: str, cases: Sequence[CaseScore]) -> CauseScore:
@@ -111,36 +92,25 @@ def _tops(cases: Sequence[CaseScore], *groups: str, weak: bool = False) -> Share
 
 
 def _measure(
-    id: str,
-    words: str,
-    bar: str,
-    count: int,
-    value: float | None,
-    met: Callable[[float], bool | None],
-    *,
-    interval: tuple[float, float] | None = None,
-    unit: Literal["share", "ms", "ns"] = "share",
+    id: str, words: str, bar: str, count: int, value: float | None, met: bool | None, **more: Any
 ) -> Measure:
-    """:param met: judges a value; not called if there is none."""
-    verdict = None if value is None else met(value)
-    return Measure(id=id, words=words, value=value, interval=interval, count=count, bar=bar, met=verdict, unit=unit)
+    """:param met: the judgment of the value; ignored if there is none."""
+    more.setdefault("interval", None)
+    return Measure(id=id, words=words, value=value, count=count, bar=bar, met=None if value is None else met, **more)
 
 
-def _of_cases(id: str, words: str, found: Share, bar: str, met: Callable[[float], bool | None]) -> Measure:
+def _of_cases(id: str, words: str, found: Share, bar: str, met: bool | None) -> Measure:
     return _measure(id, words, bar, found.of, found.value, met, interval=found.ci95 if found.of else None)
 
 
 def _at_least(id: str, words: str, found: Share, bar: float) -> Measure:
-    return _of_cases(id, words, found, f"≥ {100 * bar:g} %", lambda value: value >= bar)
+    return _of_cases(id, words, found, f"≥ {100 * bar:g} %", (found.value or 0.0) >= bar)
 
 
 def _coverage(found: Share) -> Measure:
     """Coverage of intervals; too high a coverage is not judged for few intervals."""
-    low, high = COVERAGE
-
-    def met(value: float) -> bool | None:
-        return None if value > high and found.of < _FEW_INTERVALS else low <= value <= high
-
+    (low, high), value = COVERAGE, found.value or 0.0
+    met = None if value > high and found.of < _FEW_INTERVALS else low <= value <= high
     return _of_cases("coverage", "intervals that hold the truth", found, f"{100 * low:g}–{100 * high:g} %", met)
 
 
@@ -148,25 +118,21 @@ def _request_errors(cases: Sequence[CaseScore]) -> Measure:
     """The median over cases of the median error; met if half the requests are within the allowed error."""
     errors = [case.errors for case in cases if case.errors is not None and case.group != "unlisted"]
     count, within = sum(each.count for each in errors), sum(each.within for each in errors)
-    median = statistics.median_high(each.median_ms for each in errors) if errors else None
-    bar = "≤ 0.1 ms or 5 %"
-    return _measure(
-        "request_error", "error of a request, median", bar, count, median, lambda _: 2 * within >= count, unit="ms"
-    )
+    median, met = statistics.median_high(each.median_ms for each in errors) if errors else None, 2 * within >= count
+    words, bar = "error of a request, median", "≤ 0.1 ms or 5 %"
+    return _measure("request_error", words, bar, count, median, met, unit="ms")
 
 
 def _unlisted(cases: Sequence[CaseScore]) -> Measure:
     found = [case.unexplained for case in cases if case.unexplained is not None]
     value = statistics.fmean(found) if found else None
     bar, words = f"≥ {100 * UNEXPLAINED_SHARE:g} %", "unlisted left unexplained"
-    return _measure("unlisted", words, bar, len(found), value, lambda mean: mean >= UNEXPLAINED_SHARE)
+    return _measure("unlisted", words, bar, len(found), value, (value or 0.0) >= UNEXPLAINED_SHARE)
 
 
 def _conservation(cases: Sequence[CaseScore]) -> Measure:
     worst = max((float(case.conservation_ns) for case in cases), default=None)
-    return _measure(
-        "conservation", "largest gap of a ledger", "0 ns", len(cases), worst, lambda gap: gap == 0, unit="ns"
-    )
+    return _measure("conservation", "largest gap of a ledger", "0 ns", len(cases), worst, worst == 0, unit="ns")
 
 
 def weak_causes(causes: Sequence[CauseScore]) -> list[str]:
