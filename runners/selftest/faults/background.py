@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, fastest_ns
 from latfix.runners.selftest.faults.injectors import Collections
 
 
@@ -66,19 +66,12 @@ class PythonWork:
     _STEPS = 20_000
 
     def __init__(self, ms: float) -> None:
-        best = min(self._timed(self._STEPS) for _ in range(7))
-        self._steps = round(self._STEPS * ms * 1e6 / best)
+        self._steps = self._STEPS
+        self._steps = round(self._STEPS * ms * 1e6 / fastest_ns(self))
 
     def __call__(self) -> None:
         for _ in range(self._steps):
             pass
-
-    @staticmethod
-    def _timed(steps: int) -> int:
-        start = time.thread_time_ns()
-        for _ in range(steps):
-            pass
-        return max(time.thread_time_ns() - start, 1)
 
 
 class PhasedThread:

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
+from latfix.runners.selftest.faults.fault_log import Done, Stopwatch, fastest_ns
 from latfix.runners.selftest.faults.injectors import ExtraWork
 
 #: Kinds of growth, each the last part of a cause's id.
@@ -92,12 +92,8 @@ def _found(entries: list[tuple[int, str]], wanted: int) -> int:
 
 def _entries_for(ms: float) -> int:
     """How many entries Python iterates over in ``ms``."""
-    entries, times = [(k, "") for k in range(_STEPS)], []
-    for _ in range(7):
-        start = time.thread_time_ns()
-        _found(entries, -1)
-        times.append(time.thread_time_ns() - start)
-    return max(1, round(ms * 1e6 / min(times) * _STEPS))
+    entries = [(k, "") for k in range(_STEPS)]
+    return max(1, round(ms * 1e6 / fastest_ns(lambda: _found(entries, -1)) * _STEPS))
 
 
 def _block_for(ms: float) -> int:

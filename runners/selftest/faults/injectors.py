@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, fastest_ns
 from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults, touch, touch_held
 from latfix.runners.selftest.faults.neighbor import Neighbor
 from latfix.spans import span
@@ -23,6 +23,8 @@ from latfix.spans import span
 Inject = Callable[[float], Done]
 #: Denormal numbers are a fault if they are more than this many times slower than others.
 _SLOWER = 3.0
+#: Roots of a vector in one measurement of their time.
+_ROUNDS = 20
 
 
 def sleep(ms: float) -> Done:
@@ -130,27 +132,21 @@ class Denormals:
     Their products are slow on some processors only.
     """
 
-    _ELEMENTS, _TRIES = 8192, 7
+    _ELEMENTS = 8192
 
     def __init__(self) -> None:
         import torch
 
-        self._tiny, self._usual = (torch.full((self._ELEMENTS,), value) for value in (1e-39, 1.0))
+        self._tiny, usual = (torch.full((self._ELEMENTS,), value) for value in (1e-39, 1.0))
         self._answer = torch.empty(self._ELEMENTS)
-        self._slow_ns, self._fast_ns = (self._fastest_ns(values) for values in (self._tiny, self._usual))
+        self._slow_ns, self._fast_ns = (
+            fastest_ns(partial(self._roots, values, _ROUNDS)) / _ROUNDS for values in (self._tiny, usual)
+        )
 
     @property
     def times_slower(self) -> float:
         """How many times slower they are on this processor."""
         return self._slow_ns / self._fast_ns
-
-    def _fastest_ns(self, values: Any) -> float:
-        return min(self._timed_ns(values) for _ in range(self._TRIES))
-
-    def _timed_ns(self, values: Any) -> float:
-        start = time.thread_time_ns()
-        self._roots(values, 20)
-        return max((time.thread_time_ns() - start) / 20, 1.0)
 
     def _roots(self, values: Any, times: int) -> None:
         import torch
