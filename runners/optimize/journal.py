@@ -32,6 +32,8 @@ _ANEW = "this search cannot be resumed: start a new one without --resume, in ano
 #: A resumed search tries these again: more time or data may decide them.
 _OPEN = ("skipped", "undecided")
 _STATUSES = ("ready", "kept", "rejected", "no_gain", "not_effective", *_OPEN)
+#: Fields of a trial that the journal keeps as they are.
+_OF_TRIAL = ("status", "reason", "prediction", "scored", "verified", "paces", "pairs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class _Way(Document):
     choices: tuple[_Choice, ...]
     status: str
     reason: str
-    cost: Mapping[str, Any] | None = None
+    cost: BatchCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,12 @@ class Journal(Document):
         """
         file = folder / JOURNAL_FILE
         try:
-            ways = [_way(each, file, known, search.first) for each in self.ways]
+            ways = [
+                Alternative(
+                    choices=_chosen(each, file, known, search.first), **_same(each, "status", "reason", "cost")
+                )
+                for each in self.ways
+            ]
             trials = [_trial(each, file, self.seed, known, search.first) for each in self.trials if each.decided]
         except InputError as error:
             raise InputError(f"{error.message}; {_ANEW}") from error
@@ -166,30 +173,20 @@ def entries_of(search: Search) -> dict[str, Any]:
     return {
         "found": search.recorded,
         "ways": tuple(
-            _Way(
-                choices=_choices(each.choices),
-                status=each.status,
-                reason=each.reason,
-                cost=None if each.cost is None else each.cost.to_json(),
-            )
+            _Way(choices=_choices(each.choices), **_same(each, "status", "reason", "cost"))
             for each in search.alternatives
         ),
         "trials": tuple(
-            _Replayed(
-                choices=_choices(each.configuration.choices),
-                status=each.status,
-                reason=each.reason,
-                score=each.score,
-                prediction=each.prediction,
-                scored=each.scored,
-                verified=each.verified,
-                paces=each.paces,
-                pairs=each.pairs,
-            )
+            _Replayed(choices=_choices(each.configuration.choices), score=each.score, **_same(each, *_OF_TRIAL))
             for each in search.trials
         ),
         "ineffective": search.ineffective,
     }
+
+
+def _same(source: object, *names: str) -> dict[str, Any]:
+    """Fields that have the same name in the search and in its journal."""
+    return {name: getattr(source, name) for name in names}
 
 
 def _choices(choices: Sequence[Choice]) -> tuple[_Choice, ...]:
@@ -197,45 +194,27 @@ def _choices(choices: Sequence[Choice]) -> tuple[_Choice, ...]:
 
 
 def _chosen(
-    entries: Sequence[_Choice], file: Path, known: Mapping[str, Fix], first: RunnerSettings
+    entry: _Way | _Replayed, file: Path, known: Mapping[str, Fix], first: RunnerSettings
 ) -> tuple[Choice, ...]:
+    """The choices of an entry, which is checked."""
     choices = []
-    for entry in entries:
-        if entry.fix not in known:
-            raise InputError(f"{file}: found fix {shown(entry.fix)}, which this version of latfix does not know")
-        settings = validate_settings(entry.settings, TomlFile(file), "settings")
-        check_environment(settings.get("env", {}), first, file, known[entry.fix].environment)
-        choices.append(Choice(known[entry.fix], settings))
+    for each in entry.choices:
+        if each.fix not in known:
+            raise InputError(f"{file}: found fix {shown(each.fix)}, which this version of latfix does not know")
+        settings = validate_settings(each.settings, TomlFile(file), "settings")
+        check_environment(settings.get("env", {}), first, file, known[each.fix].environment)
+        choices.append(Choice(known[each.fix], settings))
+    if entry.status not in _STATUSES:
+        raise InputError(f"{file}: found status {shown(entry.status)}; expected one of {', '.join(_STATUSES)}")
     return tuple(choices)
-
-
-def _status(status: str, file: Path) -> str:
-    if status not in _STATUSES:
-        raise InputError(f"{file}: found status {shown(status)}; expected one of {', '.join(_STATUSES)}")
-    return status
-
-
-def _way(entry: _Way, file: Path, known: Mapping[str, Fix], first: RunnerSettings) -> Alternative:
-    return Alternative(
-        choices=_chosen(entry.choices, file, known, first),
-        cost=None if entry.cost is None else BatchCost.from_json(entry.cost),
-        status=_status(entry.status, file),
-        reason=entry.reason,
-    )
 
 
 def _trial(entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], first: RunnerSettings) -> Trial:
     folder = file.parent / SEARCH_FOLDER
     pairs = [(RunRecord.load(folder / one), RunRecord.load(folder / other)) for one, other in entry.pairs]
     return Trial(
-        configuration=Configuration(first, _chosen(entry.choices, file, known, first)),
-        status=_status(entry.status, file),
-        reason=entry.reason,
+        configuration=Configuration(first, _chosen(entry, file, known, first)),
         score=float("inf") if entry.score is None else entry.score,
         comparison=compare_windows(pairs, seed) if pairs else None,
-        prediction=entry.prediction,
-        scored=entry.scored,
-        verified=entry.verified,
-        paces=entry.paces,
-        pairs=entry.pairs,
+        **_same(entry, *_OF_TRIAL),
     )
