@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from latfix.cause_catalogue import PREMISES
@@ -25,23 +23,12 @@ _LESS = 0.9
 _LEAST_WORKERS = PREMISES["host.routing"].workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """One worker's speed in a run.
+def _replica_speeds(record: RunRecord) -> list[tuple[float, float, float]]:
+    """By worker, learned batch by batch like the service does; empty if the run had one worker.
 
-    :param share: of all batches.
-    :param slowest: maximum time of its batches relative to the fastest worker's.
-    :param slow: share of the run's batches during which it counted as slower.
+    Its share of all batches, the maximum time of its batches relative to the fastest worker's, and the share of the
+    run's batches during which it counted as slower.
     """
-
-    worker: int
-    share: float
-    slowest: float
-    slow: float
-
-
-def replica_speeds(record: RunRecord) -> list[Replica]:
-    """Each worker's speed, learned batch by batch like the service does; empty if the run had one worker."""
     count = record.meta.settings.workers
     batches, worker = record.batches, workers_of(record)
     if count < 2 or not len(worker):
@@ -65,25 +52,25 @@ def replica_speeds(record: RunRecord) -> list[Replica]:
             slow[k] += weight > 1.0
     whole = max(len(usable), 1)
     shares = np.bincount(worker[usable], minlength=count) / whole
-    return [Replica(worker=k, share=float(shares[k]), slowest=slowest[k], slow=slow[k] / whole) for k in range(count)]
+    return [(float(shares[k]), slowest[k], slow[k] / whole) for k in range(count)]
 
 
 def _slow_replica(context: Context) -> str:
-    seen = replica_speeds(context.latest or context.record)
+    seen = _replica_speeds(context.latest or context.record)
     if not seen:
         return "the record has one worker, so the speed of others is unknown"
-    if any(one.slowest >= _SLOWER and one.slow >= _LASTING for one in seen):
+    if any(slowest >= _SLOWER and slow >= _LASTING for _, slowest, slow in seen):
         return ""
-    most = max(seen, key=lambda one: one.slowest)
+    _, slowest, slow = max(seen, key=lambda one: one[1])
     return (
-        f"the {len(seen)} workers are alike: the slowest took {most.slowest:.2g} times as long as the "
-        f"fastest, during {percent(most.slow)} of the batches"
+        f"the {len(seen)} workers are alike: the slowest took {slowest:.2g} times as long as the "
+        f"fastest, during {percent(slow)} of the batches"
     )
 
 
 def _verify(applied: Applied) -> Verified:
     """Effective if a slow worker was weighted down and got less work, or left waiting requests to faster ones."""
-    now, before = applied.both(lambda record: {one.worker: one.share for one in replica_speeds(record)})
+    now, before = applied.both(lambda record: {k: one[0] for k, one in enumerate(_replica_speeds(record))})
     ranges = {worker: weight_range(applied.record, worker) for worker in now}
     if not any(ranges.values()):
         return Verified(False, "no weights were sampled: the service did not route by weight")
