@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,7 @@ class Outcome:
         return found
 
 
+@dataclass
 class Optimizer:
     """Searches for fixes of one workload on one schedule.
 
@@ -224,34 +225,25 @@ class Optimizer:
     :param show: shows the diagnosis of the baseline as soon as it is known.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        traffic: Traffic,
-        settings: RunnerSettings,
-        out: Path,
-        options: Options,
-        *,
-        watch: Watch,
-        say: Callable[[str], None],
-        show: Callable[[Diagnosis], None],
-        resume: bool = False,
-    ) -> None:
-        self._spec = spec
-        self._journal = Journal.read(out) if resume else None
-        self._most_s = _BASELINE_SHARE * options.budget_s if self._journal is None else self._journal.stretch_s
-        self._whole = len(traffic)
-        self._traffic = traffic = busiest_stretch(traffic, self._most_s)
-        self._first_settings = settings
-        self._out = out
-        self._options = options
-        self._watch = watch
-        self._say = say
-        self._show = show
+    spec: WorkloadSpec
+    traffic: Traffic
+    settings: RunnerSettings
+    out: Path
+    options: Options
+    _: KW_ONLY
+    watch: Watch
+    say: Callable[[str], None]
+    show: Callable[[Diagnosis], None]
+    resume: InitVar[bool] = False
 
+    def __post_init__(self, resume: bool) -> None:
+        options, self._whole = self.options, len(self.traffic)
+        self._journal = Journal.read(self.out) if resume else None
+        self._most_s = _BASELINE_SHARE * options.budget_s if self._journal is None else self._journal.stretch_s
+        self.traffic = busiest_stretch(self.traffic, self._most_s)
         started = time.monotonic() if options.started is None else options.started
         left_s = started + options.budget_s - time.monotonic()
-        self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=left_s)
+        self._bench = Bench(self.spec, self.traffic, self.out, watch=self.watch, seed=options.seed, budget_s=left_s)
 
     def run(self) -> Outcome:
         """Run the whole optimization within the budget; on Ctrl-C return the results so far.
@@ -259,7 +251,7 @@ class Optimizer:
         :raises LatfixError: the workload itself fails, or there is nothing to resume.
         """
         try:
-            base = self._bench.arm("before", self._first_settings, ())
+            base = self._bench.arm("before", self.settings, ())
             outcome, journal = self._baseline(base) if self._journal is None else self._resumed(self._journal)
             base.accuracy = outcome.accuracy
             search = self._search(outcome, base, journal)
@@ -298,20 +290,20 @@ class Optimizer:
             )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
-        bench, options = self._bench, self._options
-        if len(self._traffic) < self._whole:
-            self._say(
-                f"replaying the busiest {self._most_s:.0f} s of the traffic, {len(self._traffic)} of {self._whole} "
+        bench, options = self._bench, self.options
+        if len(self.traffic) < self._whole:
+            self.say(
+                f"replaying the busiest {self._most_s:.0f} s of the traffic, {len(self.traffic)} of {self._whole} "
                 "requests, which take a quarter of the budget: a larger --budget replays more"
             )
         started = time.monotonic()
-        self._say("before: loading the model")
+        self.say("before: loading the model")
         base.running()
         bench.load_s = time.monotonic() - started
-        record = base.replay(self._out / "baseline", self._traffic, self._watch, seed=options.seed)
+        record = base.replay(self.out / "baseline", self.traffic, self.watch, seed=options.seed)
         if not record.counts()["ok"]:
             first = next(iter(record.errors.values()), "no request ended in time")
-            raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
+            raise RunnerError(f"{self.spec.name}: no request of the baseline ended ok; the first one: {first}")
         facts = base.ask("facts", folder=str(record.folder))["facts"]
         record = replace(record, meta=record.meta.updated(model=facts, **base.profile(record)))
         write_meta(record.folder, record.meta)
@@ -321,8 +313,8 @@ class Optimizer:
         score, kind = float(scored["score"]), str(scored["kind"])
         base.restart()  # no candidate will have served the whole traffic when it is compared with the baseline
         journal = Journal(
-            settings=self._first_settings.to_json(),
-            traffic_sha256=schedule_digest(self._traffic),
+            settings=self.settings.to_json(),
+            traffic_sha256=schedule_digest(self.traffic),
             stretch_s=self._most_s,
             seed=options.seed,
             accuracy=score,
@@ -331,27 +323,27 @@ class Optimizer:
             accuracy_s=bench.accuracy_s,
             answers=scored.get("answers", {}),
         )
-        journal.write(self._out)
+        journal.write(self.out)
         return self._outcome(record, diagnosis, journal), journal
 
     def _resumed(self, journal: Journal) -> tuple[Outcome, Journal]:
         bench = self._bench
         plain_archive.check(bench.reference)
-        journal.check(self._out, self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
-        record = RunRecord.load(self._out / "baseline")
+        journal.check(self.out, self.settings.to_json(), schedule_digest(self.traffic), self.options.seed)
+        record = RunRecord.load(self.out / "baseline")
         diagnosis = self._diagnose(record)
         bench.load_s, bench.accuracy_s, bench.replays = journal.load_s, journal.accuracy_s, journal.replays
         bench.begin(record)
         done = f"{len(journal.ways)} ways to run the model measured, {len(journal.trials)} configurations replayed"
-        self._say(f"resumed from {self._out}: {done}")
+        self.say(f"resumed from {self.out}: {done}")
         return self._outcome(record, diagnosis, journal), journal
 
     def _diagnose(self, record: RunRecord) -> Diagnosis:
         """Diagnose and show the baseline, and reserve time to diagnose the final replay."""
         started = time.monotonic()
-        found = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
+        found = diagnose(record, percentile=self.spec.objective.percentile, seed=self.options.seed)
         self._bench.reserve(_REPORTS * (time.monotonic() - started))
-        self._show(found)
+        self.show(found)
         return found
 
     def _outcome(self, record: RunRecord, diagnosis: Diagnosis, journal: Journal) -> Outcome:
@@ -360,35 +352,35 @@ class Optimizer:
         judged = "" if answers is None or journal.accuracy_kind == "evaluate" else answers.judged()
         for line in (*faults, judged):
             if line:
-                self._say(line)
+                self.say(line)
         return Outcome(
             baseline=record,
             diagnosis=diagnosis,
             accuracy=journal.accuracy,
             accuracy_kind=journal.accuracy_kind,
-            accuracy_limit=journal.accuracy - self._spec.objective.max_accuracy_drop,
-            settings=self._first_settings,
+            accuracy_limit=journal.accuracy - self.spec.objective.max_accuracy_drop,
+            settings=self.settings,
             notes=list(faults),
             answers=answers,
         )
 
     def _search(self, outcome: Outcome, base: Arm, journal: Journal) -> Search:
-        options, record = self._options, outcome.baseline
+        options, record = self.options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
         if forecast is not None and trusted(forecast):
             self._bench.choose_windows(forecast.repeated())
-        goal = Goal(options.goal or _key(self._spec.objective.percentile))
+        goal = Goal(options.goal or _key(self.spec.objective.percentile))
         fixes = _fixes(outcome, throughput=options.throughput)
         known = {fix.id: fix for fix in fixes}
 
         def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or not trusted(forecast):
                 return None
-            return Planner(forecast, goal, self._first_settings, obstacle)
+            return Planner(forecast, goal, self.settings, obstacle)
 
         def note() -> None:
-            replace(journal, replays=self._bench.replays, **entries_of(search)).write(self._out)
+            replace(journal, replays=self._bench.replays, **entries_of(search)).write(self.out)
 
         search = Search(
             bench=self._bench,
@@ -400,10 +392,10 @@ class Optimizer:
             goal=goal,
             most_trials=options.trials,
             reserved_s=lambda: _FINAL_SHARE * options.budget_s,
-            say=lambda text: self._say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
+            say=lambda text: self.say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
             note=note,
         )
-        journal.restore(self._out, search, known)
+        journal.restore(self.out, search, known)
         return search
 
     def _final(self, outcome: Outcome, search: Search) -> None:
@@ -412,19 +404,19 @@ class Optimizer:
         bench.close()
         if not kept:
             return
-        seconds, began = min(_FINAL_SHARE * self._options.budget_s, bench.left_s()), time.monotonic()
-        before = bench.arm("before", self._first_settings, ())
+        seconds, began = min(_FINAL_SHARE * self.options.budget_s, bench.left_s()), time.monotonic()
+        before = bench.arm("before", self.settings, ())
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
         at_once = not (bench.room.on_device or bench.room.alone)
         if at_once:  # how long that takes now decides how much traffic a round may replay
             start_at_once(before, after)
         traffic = bench.final_traffic(seconds, time.monotonic() - began if at_once else None)
-        bounds = [] if traffic is self._traffic else [window_bounds(traffic)]
+        bounds = [] if traffic is self.traffic else [window_bounds(traffic)]
         outcome.predicted = _predicted(search, bounds, ())
         for begin, end in bounds:
             outcome.notes.append(
                 f"The final replay covers the slowest stretch of the traffic, {begin / 1e9:.1f} to {end / 1e9:.1f} s "
-                f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
+                f"({len(traffic)} of {len(self.traffic)} requests), so that there is time for several rounds."
             )
         # A cold fix acts on the first requests of a process: no lead-in may take their place.
         cold = {step.fix for step in kept} <= {fix.id for fix in FIXES if fix.cold}
@@ -432,21 +424,21 @@ class Optimizer:
             prove,
             after=after,
             traffic=traffic,
-            watch=self._watch,
-            seed=self._options.seed,
+            watch=self.watch,
+            seed=self.options.seed,
             at_once=at_once,
-            lead_in=None if cold else lead_in(self._traffic, bench.baseline, traffic, lead_in_s(seconds)),
+            lead_in=None if cold else lead_in(self.traffic, bench.baseline, traffic, lead_in_s(seconds)),
         )
         unseen = [step for step in kept if not step.verified]
         seen: list[Mapping[str, Any]] = []
         proof = replay(
             before,
-            out=new_folder(self._out / "final"),
+            out=new_folder(self.out / "final"),
             began=began,
             left_s=bench.left_s,
-            judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
+            judged=self.options.goal if self.options.goal in RATIO_KEYS else None,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
-            undecided=self._options.undecided,
+            undecided=self.options.undecided,
         )
         outcome.notes += proof.notes
         if proof.interrupted:
@@ -458,9 +450,9 @@ class Optimizer:
             outcome.steps = _verify(outcome.steps, unseen, seen[0], *proof.rounds[0])
         outcome.before, outcome.after = proof.rounds[-1]
         outcome.at_pace = _predicted(search, bounds, proof.rounds)
-        outcome.final = proof.compare(seed=self._options.seed, accuracy=outcome.accuracies)
+        outcome.final = proof.compare(seed=self.options.seed, accuracy=outcome.accuracies)
         outcome.after_diagnosis = diagnose(
-            outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
+            outcome.after, percentile=self.spec.objective.percentile, seed=self.options.seed
         )
         if outcome.refuted:
             self._fall_back(outcome, search, outcome.reject(), proof.round_s)
@@ -472,7 +464,7 @@ class Optimizer:
         """After a refuted plan: prove the next best one, if there is time for a round of that."""
         if outcome.interrupted or self._bench.left_s() < round_s or not search.fall_back(reason):
             return
-        self._say(f"the plan was {reason}; the next best is proved: {search.best.words}")
+        self.say(f"the plan was {reason}; the next best is proved: {search.best.words}")
         outcome.notes.append(f"A first plan was {reason}. This one is the next best.")
         outcome.final = outcome.after_diagnosis = None
         self._conclude(outcome, search, ended=True)
@@ -490,7 +482,7 @@ class Optimizer:
             if rest is None or left < round_s:
                 continue
             spare_s = max(left / (len(most) - place), round_s)
-            self._say(f"replaying the plan without {fix}, to measure what it adds to the other fixes")
+            self.say(f"replaying the plan without {fix}, to measure what it adds to the other fixes")
 
             def left_s(until_s: float = left - spare_s) -> float:
                 return bench.left_s() - until_s
@@ -498,7 +490,7 @@ class Optimizer:
             try:
                 proof = replay(
                     bench.arm("without", rest.settings, rest.fixes),
-                    out=new_folder(self._out / f"final-without-{fix}"),
+                    out=new_folder(self.out / f"final-without-{fix}"),
                     left_s=left_s,
                     judged=judged,
                 )
@@ -509,7 +501,7 @@ class Optimizer:
             if proof.interrupted:
                 outcome.interrupted = True
                 return found
-            found[fix] = proof.compare(seed=self._options.seed).ratio
+            found[fix] = proof.compare(seed=self.options.seed).ratio
         return found
 
 
