@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -189,40 +189,35 @@ class HeldLock:
             return watch.stop()
 
 
-#: Kinds of faults that traffic can plan; :data:`_CAUSES` are their causes.
-KINDS: tuple[str, ...] = (
-    "none",
-    "sleep",
-    "span",
-    "gc",
-    "faults",
-    "work",
-    "trim",
-    "fragment",
-    "lock",
-    "held_faults",
-    "retry",
-    "denormals",
-    "neighbor",
-)
-_CAUSES = {
-    "span": "external.dependency",
-    "gc": "python.gc",
-    "faults": "memory.page_faults",
-    "held_faults": "memory.page_faults",
-    "work": "host.slowdown",
-    "trim": "memory.allocator",
-    "fragment": "memory.fragmentation",
-    "lock": "unexplained",
-    "denormals": "numerics.denormals",
+def _page_faults(reach: Callable[[int, int], int], most_ms: float) -> Inject:
+    faults = PageFaults(reach)
+    faults.reserve(most_ms)
+    return faults
+
+
+#: Kinds of faults that traffic can plan: the cause (empty for waits), and what makes the injector for faults of at
+#: most so many milliseconds.
+_KINDS: Mapping[str, tuple[str, Callable[[float], Inject]]] = {
+    "sleep": ("", lambda _: sleep),
+    "span": ("external.dependency", lambda _: declared_sleep),
+    "gc": ("python.gc", Collections),
+    "faults": ("memory.page_faults", partial(_page_faults, touch)),
+    "work": ("host.slowdown", lambda _: ExtraWork()),
+    "trim": ("memory.allocator", lambda _: HeapGrowth()),
+    "fragment": ("memory.fragmentation", lambda _: Fragments()),
+    "lock": ("unexplained", lambda _: HeldLock()),
+    "held_faults": ("memory.page_faults", partial(_page_faults, touch_held)),
+    "retry": ("", Retries),
+    "denormals": ("numerics.denormals", lambda _: Denormals()),
+    "neighbor": ("", lambda _: Neighbor.from_environment()),
 }
+#: A fault's code in the model's input is the place of its kind.
+KINDS: tuple[str, ...] = ("none", *_KINDS)
 
 
 def cause_of(kind: str, where: str) -> str:
     """The catalogue's cause of a fault; no listed cause covers waits inside the model."""
-    if kind in ("sleep", "retry", "neighbor"):
-        return "unexplained" if where == "model" else "external.dependency"
-    return _CAUSES[kind]
+    return _KINDS[kind][0] or ("unexplained" if where == "model" else "external.dependency")
 
 
 class Injectors:
@@ -233,32 +228,11 @@ class Injectors:
 
     def __init__(self, kinds: dict[str, float], log: FaultLog) -> None:
         self._log = log
-        self._by_kind = {kind: _make(kind, most_ms) for kind, most_ms in kinds.items()}
+        self._by_kind = {kind: _KINDS[kind][1](most_ms) for kind, most_ms in kinds.items()}
 
     def strike(self, where: str, kind: str, ms: float, request: str) -> None:
         """Inject one planned fault into a request and log it."""
         self._log.note(cause_of(kind, where), kind, self._by_kind[kind](ms), where=where, request=request)
-
-
-def _make(kind: str, most_ms: float) -> Inject:
-    if kind in ("faults", "held_faults"):
-        faults = PageFaults(touch_held if kind == "held_faults" else touch)
-        faults.reserve(most_ms)
-        return faults
-    if kind == "gc":
-        return Collections(most_ms)
-    makers: dict[str, Callable[[], Inject]] = {
-        "sleep": lambda: sleep,
-        "span": lambda: declared_sleep,
-        "work": ExtraWork,
-        "trim": HeapGrowth,
-        "fragment": Fragments,
-        "lock": HeldLock,
-        "retry": lambda: Retries(most_ms),
-        "denormals": Denormals,
-        "neighbor": Neighbor.from_environment,
-    }
-    return makers[kind]()
 
 
 def supported(kind: str) -> str:
