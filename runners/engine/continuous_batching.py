@@ -32,7 +32,6 @@ from latfix.runners.calls.model_call import USER_ERRORS, call_model
 from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
 from latfix.runners.engine.worker import ModelInstance, Ran, Worker
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
-from latfix.runners.scheduling.control import Ended
 from latfix.runners.scheduling.routed_queue import Door
 
 if TYPE_CHECKING:
@@ -275,8 +274,7 @@ class SteppingWorker(Worker):
         end = self._finish(batch_id, [row.member], ran)
         steering = self._engine.steering
         if steering is not None:
-            ended = Ended(row.formed, [row.member], batch_id, self._free[row.place], end, 0)
-            steering.served(ended, recorder)
+            steering.served(recorder, batch_id, row.formed, [row.member], self._free[row.place], end)
         if isinstance(self._door, Door):
             member = row.member
             shared = int(recorder.batch["size"][batch_id])

@@ -12,7 +12,6 @@ import time
 from latfix.runners.engine.worker import Worker
 from latfix.runners.gpu.async_batches import Flight
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
-from latfix.runners.scheduling.control import Ended
 
 
 class _Airborne:
@@ -80,5 +79,5 @@ class OverlappingWorker(Worker):
         steering = self._engine.steering
         if steering is not None:
             formed = airborne.formed._replace(close_ns=max(airborne.formed.close_ns, airborne.free_ns))
-            steering.served(Ended(formed, members, batch_id, airborne.free_ns, end, 0), self._engine.recorder)
+            steering.served(self._engine.recorder, batch_id, formed, members, airborne.free_ns, end)
         return end

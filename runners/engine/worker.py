@@ -29,7 +29,6 @@ from latfix.runners.host.cpu_placement import limit_operator_threads
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
-from latfix.runners.scheduling.control import Ended
 from latfix.runners.scheduling.keep_warm import Keeper
 from latfix.spans import SpanRecord, collect_spans
 from latfix.stages import Status
@@ -270,7 +269,7 @@ class Worker:
         need = peak.need_bytes() if peak is not None else 0
         end = self._finish(batch_id, live, ran)
         if steering is not None:
-            steering.served(Ended(formed, live, batch_id, free_ns, end, need), self._engine.recorder)
+            steering.served(self._engine.recorder, batch_id, formed, live, free_ns, end, need)
         return end
 
     def _living(self, formed: Formed) -> list[Waiting]:

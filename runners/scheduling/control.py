@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from latfix.errors import InputError
 from latfix.profilers.probes.stage_recorder import StageRecorder
@@ -23,18 +22,6 @@ from latfix.traffic.schedule import Traffic
 _MS = 1_000_000
 #: Minimum of an adaptive concurrency limit, in full batches of all workers.
 _LEAST_BATCHES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A batch that ran: its members, and its stamps on the recorder's clock."""
-
-    formed: Formed
-    members: Sequence[Waiting]
-    batch_id: int
-    free_ns: int
-    end_ns: int
-    need_bytes: int
 
 
 def check_policies(settings: RunnerSettings) -> None:
@@ -155,11 +142,18 @@ class Steering:
             return self.estimate.sparseness(length, elements), memory
         return self.estimate.share(length), memory
 
-    def served(self, ended: Ended, recorder: StageRecorder) -> None:
-        """Learn from a batch that ended."""
-        stamp, batch_id, members = recorder.batch, ended.batch_id, ended.members
-        compute_ns = stamp["compute_end_ns"][batch_id] - stamp["collated_ns"][batch_id]
-        formed = ended.formed
+    def served(
+        self,
+        recorder: StageRecorder,
+        batch_id: int,
+        formed: Formed,
+        members: Sequence[Waiting],
+        free_ns: int,
+        end_ns: int,
+        need_bytes: int = 0,
+    ) -> None:
+        """Learn from a batch of which these members ran; times are on the recorder's clock."""
+        stamp = recorder.batch
         with self._lock:
             self.estimate.learn(
                 Batch(
@@ -167,23 +161,23 @@ class Steering:
                     longest=max(member.length for member in members),
                     total=sum(member.length for member in members),
                     elements=stamp["real_elements"][batch_id],
-                    compute_ns=compute_ns,
-                    busy_ns=ended.end_ns - formed.close_ns,
+                    compute_ns=stamp["compute_end_ns"][batch_id] - stamp["collated_ns"][batch_id],
+                    busy_ns=end_ns - formed.close_ns,
                     backlog=formed.left > 0,
                 )
             )
             if self.peak is not None and self.peak.available:
-                self.estimate.learn_memory(stamp["padded_elements"][batch_id], ended.need_bytes)
+                self.estimate.learn_memory(stamp["padded_elements"][batch_id], need_bytes)
             if self.limits is not None:
                 self.limits.observe(
                     Seen(
                         size=len(members),
-                        free_ns=ended.free_ns,
+                        free_ns=free_ns,
                         close_ns=formed.close_ns,
-                        end_ns=ended.end_ns,
+                        end_ns=end_ns,
                         full=formed.full,
                         left=formed.left,
-                        latencies_ns=[ended.end_ns - int(recorder.scheduled_ns[member.slot]) for member in members],
+                        latencies_ns=[end_ns - int(recorder.scheduled_ns[member.slot]) for member in members],
                     )
                 )
 
