@@ -5,7 +5,7 @@ from __future__ import annotations
 from latfix.cause_catalogue import PREMISES
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
-from latfix.runners.fixes.shared.conditions import at_default, need, on_its_device
+from latfix.runners.fixes.shared.conditions import at_default, on_its_device
 from latfix.runners.fixes.shared.model_facts import facts, made_of, not_scripted, own_operators, replaced
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
@@ -20,19 +20,11 @@ def reads_file(context: Context) -> bool:
     return bool(made.get("file")) and made.get("runtime") == "ONNX Runtime"
 
 
-_EXPORTABLE = (
-    own_operators,
-    not_scripted(SCRIPTED),
-    need(
-        lambda context: not facts(context).get("compile_parts"),
-        "its forward is a Python loop around parts (compile_parts), which cannot be exported as a whole",
-    ),
-)
-
-
-def exportable(context: Context) -> str:
+def _exportable(context: Context) -> str:
     """The model must be exportable."""
-    return next((reason for condition in _EXPORTABLE if (reason := condition(context))), "")
+    in_parts = "its forward is a Python loop around parts (compile_parts), which cannot be exported as a whole"
+    obstacle = own_operators(context) or not_scripted(SCRIPTED)(context)
+    return obstacle or (in_parts if facts(context).get("compile_parts") else "")
 
 
 def convertible(backend: str, precisions: tuple[str, ...]) -> tuple[Condition, ...]:
@@ -56,7 +48,7 @@ def convertible(backend: str, precisions: tuple[str, ...]) -> tuple[Condition, .
         on_its_device(fix, f"the model runs on {'a GPU' if PREMISES[fix].device == 'cpu' else 'the CPU'}"),
         same_precision,
         *(at_default(name, f"{name} is {{}} already, which only torch supports") for name in _OF_TORCH),
-        lambda context: "" if reads_file(context) else exportable(context),
+        lambda context: "" if reads_file(context) else _exportable(context),
         lambda context: backend_missing(backend, exports=not reads_file(context)),
     )
 
