@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.capacity.max_load import LargestLoad, LoadAnswer, at_least, pareto
+from latfix.capacity.max_load import LargestLoad, at_least, pareto
 from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
 from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import budget_for
@@ -18,7 +18,6 @@ from latfix.profilers.causes.host.core_takers import disturbed_replays
 from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
-    LoadTheory,
     ModelErrors,
     Outcome,
     PointObjective,
@@ -29,7 +28,6 @@ from latfix.results.sweep import (
     SweepPoint,
     SweepTraffic,
     SweptSetting,
-    Theory,
 )
 from latfix.runners.sweep.theory import MODELS
 from latfix.statistics.censored import Outcomes
@@ -70,16 +68,7 @@ def sweep_document(
         seed=seed,
         budget_s=budget_s,
         seconds=outcome.seconds,
-        settings=tuple(
-            _setting(
-                setting,
-                cells[setting.number],
-                outcome.answers.get(setting.number),
-                outcome.theory.get(setting.number),
-                [one.costs for one in outcome.measured if one.setting == setting.number],
-            )
-            for setting in outcome.settings
-        ),
+        settings=tuple(_setting(outcome, setting, cells[setting.number]) for setting in outcome.settings),
         points=_points(outcome, cells),
         pareto=tuple(pareto([(number, cell) for number, own in cells.items() for cell in own])),
         knee_rule=KNEE_RULE,
@@ -115,13 +104,9 @@ def _head(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _setting(
-    setting: Setting,
-    cells: Sequence[Cell],
-    answer: LoadAnswer | None,
-    theory: Theory | None,
-    costs: Sequence[Mapping[str, Any]],
-) -> SweptSetting:
+def _setting(outcome: Outcome, setting: Setting, cells: Sequence[Cell]) -> SweptSetting:
+    answer, theory = outcome.answers.get(setting.number), outcome.theory.get(setting.number)
+    costs = [one.costs for one in outcome.measured if one.setting == setting.number]
     return SweptSetting(
         id=setting.number,
         label=setting.label,
@@ -141,15 +126,12 @@ def _setting(
 
 
 def _points(outcome: Outcome, cells: Mapping[int, Sequence[Cell]]) -> tuple[SweepPoint, ...]:
-    theory = {number: of_setting.loads for number, of_setting in outcome.theory.items()}
-    return tuple(
-        _point(outcome, number, cell, theory.get(number, {}).get(cell.load))
-        for number, own in cells.items()
-        for cell in own
-    )
+    return tuple(_point(outcome, number, cell) for number, own in cells.items() for cell in own)
 
 
-def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None) -> SweepPoint:
+def _point(outcome: Outcome, number: int, cell: Cell) -> SweepPoint:
+    known = outcome.theory.get(number)
+    theory = None if known is None else known.loads.get(cell.load)
     ones = outcome.points(number)[cell.load]
     points = [one.point for one in ones]
     outcomes = Outcomes.joined([point.outcomes for point in points])
