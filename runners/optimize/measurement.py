@@ -77,6 +77,7 @@ class Bench:
     :param out: folder for records.
     :param budget_s: seconds for everything, from now.
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
+    :ivar first_load_s: seconds that the first settings took to load; ``accuracy_s`` to score.
     :ivar replays: number of replayed pairs of windows.
     :ivar room: which arms may be loaded together; of two that may not, the idle one is ended instead of stopped.
     :ivar windows: slices of the traffic on which candidates are replayed.
@@ -89,6 +90,7 @@ class Bench:
     seed: int
     budget_s: InitVar[float]
     baseline: RunRecord = field(init=False)
+    first_load_s: float = 0.0
     accuracy_s: float = 0.0
     replays: int = 0
     room: DeviceRoom = field(default_factory=DeviceRoom)
@@ -96,7 +98,6 @@ class Bench:
     _settling: list[Traffic] = field(default_factory=list)
     _latency: Floats | None = None
     _arms: list[Arm] = field(default_factory=list)
-    _first_load_s: float = 0.0
     _restart_s: float = 0.0
     _base_pace: tuple[float, Mapping[str, Floats]] | None = None
     _base_pace_s: float = 0.0
@@ -110,11 +111,7 @@ class Bench:
     def load_s(self) -> float:
         """Seconds to load a service: the median of the arms' last starts; the first one reads packages from disk."""
         again = [arm.start_s for arm in self._arms if arm.start_s]
-        return min(statistics.median(again), self._first_load_s) if again else self._first_load_s
-
-    @load_s.setter
-    def load_s(self, seconds: float) -> None:
-        self._first_load_s = seconds
+        return min(statistics.median(again), self.first_load_s) if again else self.first_load_s
 
     def left_s(self) -> float:
         """Remaining seconds of the budget; negative once it is spent."""

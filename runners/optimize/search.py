@@ -324,8 +324,8 @@ class Search:
     def _measure_substitutes(self, planner: Planner) -> None:
         """Measure what can replace a way whose answers were rejected, and splits of the cores without it."""
         self._set_up()
-        for choice in self._models():
-            if choice.fix.after:
+        for choice in list(self._applicable()):
+            if choice.fix.compute != 1.0 and choice.fix.after:
                 self._measure_way(planner, self.reserved_s(), [choice])
         self._measure_combined(planner, self.reserved_s())
         self._measure_core_shares(planner, self.reserved_s())
@@ -333,9 +333,6 @@ class Search:
     def _scored_fixes(self) -> list[Fix]:
         """A fix that changes answers, if there is one: to estimate how long the first trial takes."""
         return [fix for fix in self.fixes if fix.changes_outputs and not fix.making_s][:1]
-
-    def _models(self) -> list[Choice]:
-        return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
 
     def _measure_way(self, planner: Planner, until: float, choices: Sequence[Choice]) -> None:
         """Measure one way, unless it is known, contains a failed one, or would end after ``until``.

@@ -138,9 +138,9 @@ def test_a_service_that_is_tried_may_be_silent_until_the_budget_ends_but_some_mi
     bench = Bench(nothing, nothing, Path(), watch=nothing, seed=0, budget_s=1000.0)
     patience_s = bench.arm("before", RunnerSettings(), ()).patience_s
     assert patience_s() is None, "nothing is known about the workload yet"
-    bench.load_s, bench.accuracy_s = 3.0, 2.0
+    bench.first_load_s, bench.accuracy_s = 3.0, 2.0
     assert STALL_S < (patience_s() or 0.0) <= 1000.0
     bench.reserve(900.0)
     assert patience_s() == STALL_S
-    bench.load_s = 60.0
+    bench.first_load_s = 60.0
     assert patience_s() == 600.0
