@@ -136,10 +136,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     insert("A cause", causes, "from latfix", "from latfix.profilers.causes.python import toy as toy_cause\n")
     insert("A cause", causes, "    input_size.CAUSE", "    toy_cause.CAUSE,\n")
     add("A fix", "runners/fixes/host/toy.py", FIX)
-    family = "runners/fixes/host/__init__.py"
-    insert("A fix", family, "from latfix", "from latfix.runners.fixes.host import toy\n")
-    insert("A fix", family, '"workers"]', '"toy", ')
-    insert("A fix", "runners/fixes/__init__.py", "    batch.size.FIX", "    host.toy.FIX,\n")
+    fixes = "runners/fixes/__init__.py"
+    insert("A fix", fixes, "from latfix", "from latfix.runners.fixes.host import toy as toy_fix\n")
+    insert("A fix", fixes, "    size.FIX", "    toy_fix.FIX,\n")
     insert(
         "A fix", "latfix/cause_catalogue.py", '    "host.workers": Premise', '    "host.toy": Premise(workers=2),\n'
     )
@@ -176,8 +175,7 @@ def _in_named_places(touched: dict[str, set[str]]) -> None:
     recipes = dict(re.findall(r"^\*\*([^*]+)\*\*\n\n(.*?)(?=\n\n\*\*|\Z)", section, re.MULTILINE | re.DOTALL))
     assert set(touched) == set(recipes)
     for name, files in touched.items():
-        text = recipes[name].replace("`__init__.py` of the family", "`runners/fixes/FAMILY/__init__.py`")
-        places = re.findall(r"`([\w./]+\.(?:py|html|toml))`", text)
+        places = re.findall(r"`([\w./]+\.(?:py|html|toml))`", recipes[name])
         rules = [re.sub("AREA|FAMILY|NAME", r"\\w+", re.escape(place)) for place in places]
         assert [file for file in files if not any(re.fullmatch(rule, file) for rule in rules)] == [], name
         asked = [rule for rule in rules if not rule.startswith(("docs", "tests"))]

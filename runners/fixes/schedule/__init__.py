@@ -1,5 +1,1 @@
 """``schedule.*``: order in which requests leave the queue."""
-
-from latfix.runners.fixes.schedule import memory_aware, priority, shortest_expected
-
-__all__ = ["memory_aware", "priority", "shortest_expected"]
