@@ -11,11 +11,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Protocol
 
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import PACE
-from latfix.runners.replay.arm import Startable, Watch, start_at_once
+from latfix.runners.gate.served_arm import ServedArm
+from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import slice_time
 
@@ -40,22 +40,8 @@ class Round:
     drift: float = math.nan
 
 
-class Side(Startable, Protocol):
-    """A service that is replayed on fresh processes: an :class:`Arm`, or a :class:`served_arm.ServedArm`."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def start_s(self) -> float: ...
-
-    def running(self) -> object: ...
-
-    def close(self) -> None: ...
-
-    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord: ...
-
-    def restart(self) -> None: ...
+#: A service that is replayed on fresh processes.
+Side = Arm | ServedArm
 
 
 def replay_rounds(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import PACE, REQUEST_DTYPE
 from latfix.runners.gate.paired_rounds import replay_rounds
+from latfix.runners.replay.arm import Arm
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record, zeros
 
@@ -24,8 +25,6 @@ PARTS = [Traffic.plain(np.arange(size) * 1_000_000) for size in (3, 5)]
 class Service:
     """Logs what is asked of it; during its replays the machine has the given pace."""
 
-    start_s = 1.0
-
     def __init__(self, label: str, log: list[str], samples: Mapping[int, float]) -> None:
         self.label, self._log, self._samples = label, log, samples
 
@@ -34,10 +33,6 @@ class Service:
 
     def start(self) -> None:
         self._log.append(f"start {self.label}")
-
-    def running(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def restart(self) -> None:
         self._log.append(f"end {self.label}")
@@ -55,7 +50,8 @@ class Service:
 
 def rounds(tmp_path: Path, *paces: Mapping[int, float], count: int = 1) -> tuple[list[float], list[str]]:
     log: list[str] = []
-    base, new = (Service(label, log, pace) for label, pace in zip(("base", "head"), paces, strict=True))
+    services = (Service(label, log, pace) for label, pace in zip(("base", "head"), paces, strict=True))
+    base, new = cast(tuple[Arm, Arm], tuple(services))
     with closing(replay_rounds(base, new, PARTS, tmp_path, lambda *_: nullcontext(lambda _: None), seed=0)) as found:
         return [one.drift for one in islice(found, count)], log
 
