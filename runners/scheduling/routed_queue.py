@@ -7,23 +7,13 @@ A worker that leaves requests to faster ones decides again when those are late (
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
 from latfix.runners.scheduling.replica_router import Choice, Router
 
 #: A request is tried on a slow worker only if its remaining time is this multiple of its expected time there.
 _TIME_TO_TRY = 3.0
-
-
-class Bell(Protocol):
-    """What a worker sleeps on: a condition, or the simulated clock of a test."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until rung; the lock is released meanwhile."""
-
-    def notify(self) -> None:
-        """Ring it."""
 
 
 class RoutedQueue(BatchQueue):
@@ -36,8 +26,8 @@ class RoutedQueue(BatchQueue):
     def __init__(self, *, router: Router, workers: int, **rest: Any) -> None:
         super().__init__(**rest)
         self.router = router
-        #: Wakes each worker; all bells share the queue's lock.
-        self.bells: list[Bell] = [threading.Condition(self._lock) for _ in range(workers)]
+        #: Wakes each worker: conditions on the queue's lock, which simulated clocks replace.
+        self.bells: list[Any] = [threading.Condition(self._lock) for _ in range(workers)]
         self._doors = [Door(self, worker) for worker in range(workers)]
         self._filled_ns = 0
 
