@@ -88,10 +88,6 @@ class Sensitivity:
     score: float = 0.0
     trials: list[dict[str, Any]] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "layers": [{**asdict(layer), "names": list(layer.names)} for layer in self.layers]}
-
 
 def measure(
     folder: Path,

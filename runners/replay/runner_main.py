@@ -129,7 +129,7 @@ class Child:
             max_drop=command["max_drop"],
             budget_s=command["budget_s"],
         )
-        return {"sensitivity": sensitivity.to_json()}
+        return {"sensitivity": asdict(sensitivity)}
 
     def do_history(self, command: dict[str, Any]) -> dict[str, Any]:
         """Record allocations on the device from now on; with ``file``, write them there and stop."""
