@@ -58,26 +58,26 @@ class Simulated:
 
     def _percentiles(self, load: float, part: Part, target: Target) -> Floats:
         """The percentile of the replayed run, and of equally likely ones."""
-        n = part.requests(load)
+        n, arrival = part.requests(load), part.arrivals(load)
         runs = min(max(_SIMULATED // n, _RUNS[0]), _RUNS[1])
         return np.array(
-            [np.percentile(self._served(load, part, k * n // runs)[1], target.percentile) for k in range(runs)]
+            [np.percentile(self.served(arrival, k * n // runs)[1], target.percentile) for k in range(runs)]
         )
 
-    def _served(self, load: float, part: Part, rotated: int = 0) -> tuple[Floats, Floats]:
-        """Arrivals and latencies, in seconds, of the requests of a point at this load."""
+    def served(self, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
+        """Waits and latencies, in seconds, of requests that arrive at these nanoseconds."""
         assert self.forecast is not None
-        arrival = part.arrivals(load)
-        return arrival / 1e9, self.forecast.at_times(arrival, rotated)[1] / 1e9
+        wait, latency = self.forecast.at_times(arrival, rotated)
+        return wait / 1e9, latency / 1e9
 
     def followed(self, other: Simulated, part: Part, target: Target) -> Floats:
         """By pace, the logarithm of the percentile of latencies as a replay that ended early could see them."""
         sent, until = len(other.point.latency), other.point.until if other.point.cut else math.inf
         values = []
         for slower in PACES.tolist():
-            arrival, latency = self._served(other.load * math.exp(slower), part)
-            clock = math.exp(slower)
-            seen = np.minimum(latency[:sent] * clock, np.maximum(until - arrival[:sent] * clock, 0.0))
+            arrival, clock = part.arrivals(other.load * math.exp(slower)), math.exp(slower)
+            latency = self.served(arrival)[1]
+            seen = np.minimum(latency[:sent] * clock, np.maximum(until - arrival[:sent] / 1e9 * clock, 0.0))
             values.append(math.log(max(float(np.percentile(seen, target.percentile)), 1e-9)))
         return np.array(values)
 

@@ -121,7 +121,7 @@ def _predictions(
     found = {}
     rng = np.random.default_rng(seed)
     if math.isfinite(relaxation):
-        wait, latency = _served(base, np.cumsum(rng.exponential(1e9 / rate, arrivals)))
+        wait, latency = base.served(np.cumsum(rng.exponential(1e9 / rate, arrivals)))
         settled = slice(int(_UNSETTLED * arrivals), None)
         held = np.minimum(wait, settings.batch_window_ms / 1e3)[settled]
         queued, service = wait[settled] - held, (latency - wait)[settled]
@@ -135,16 +135,9 @@ def _predictions(
         if not known.whole:
             found[name] = _no_prediction("the replay of this load ended early, or too few of its requests ended ok")
         else:
-            wait, latency = _served(known, arrival)
+            wait, latency = known.served(arrival)
             found[name] = _prediction(wait, latency - wait, target, fitted or name == "replay_own")
     return found
-
-
-def _served(known: Simulated, arrival: Floats) -> tuple[Floats, Floats]:
-    """Waits and latencies in seconds."""
-    assert known.forecast is not None
-    wait, latency = known.forecast.at_times(arrival)
-    return wait / 1e9, latency / 1e9
 
 
 def _prediction(wait: Floats, service: Floats, target: Target, fitted: bool) -> LoadPrediction:
