@@ -20,7 +20,7 @@ from latfix.runners.answers.exaggeration import narrowed
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.measure.accuracy_guard import judge, paired_loss, share_loss, too_few_to_tell
-from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, compare_own
+from latfix.runners.measure.own_answers import ALONE, answers_of, compare_own
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.statistics.decision import Interval
@@ -214,12 +214,12 @@ def _agreement(
 ) -> Accuracy:
     """Agreement with the original on half of the sample, and on all of it if that does not decide."""
     count = min(AGREEMENT_SAMPLE, len(reference.sample), len(requests))
-    answers = answers_in_batches(service, requests[:count])
+    answers = answers_of(service, requests[:count])
     found = _agreeing(service, requests, reference, answers, max_drop)
     more = min(len(reference.sample), len(requests))
     if max_drop is None or more == count or _decided(found, max_drop):
         return found
-    answers += answers_in_batches(service, requests[count:more])
+    answers += answers_of(service, requests[count:more])
     return _agreeing(service, requests, reference, answers, max_drop)
 
 
@@ -239,12 +239,10 @@ def _agreeing(
     loss = share_loss(own - found.agreements)
     if (own < 1.0).any() and (max_drop is None or loss.lo <= max_drop):
         # Batches form by chance, and the original itself is to blame if they change answers: compare without batches.
-        answers = answers_alone(service, requests[:count])
+        answers = answers_of(service, requests[:count], ALONE)
         alone = difference(yardstick, sample, answers)
         loss = share_loss(1.0 - alone.agreements)
-        found = Difference(
-            agreements=found.agreements, deviation=alone.deviation, broken=found.broken, same=alone.same
-        )
+        found = replace(alone, agreements=found.agreements, broken=found.broken)
     if too_few_to_tell(loss, max_drop) and not found.broken:
         loss = _narrowed(loss, reference, answers)
     fields = _agreement_fields(found)

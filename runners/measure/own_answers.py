@@ -29,17 +29,8 @@ _SIZED = 64
 _THREADED = 16
 #: Requests answered alone once more, to see whether answers repeat.
 _REPEATED = 4
-_ALONE: Mapping[str, Any] = {"max_batch_size": 1, "batching": "fixed", "batch_window_ms": 0.0}
-
-
-def answers_in_batches(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
-    """Answers in the service's own batches; ``None`` for a request that failed."""
-    return _answers(service, requests, {})
-
-
-def answers_alone(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
-    """Answers to each request in a batch of one."""
-    return _answers(service, requests, _ALONE)
+#: Each request in a batch of one.
+ALONE: Mapping[str, Any] = {"max_batch_size": 1, "batching": "fixed", "batch_window_ms": 0.0}
 
 
 def compare_own(
@@ -57,10 +48,10 @@ def compare_own(
             break
         if any(len(alone) >= count and time.monotonic() - started > seconds for seconds, count in ends):
             break
-        alone += answers_alone(service, requests[len(alone) : len(alone) + _AT_ONCE])
+        alone += answers_of(service, requests[len(alone) : len(alone) + _AT_ONCE], ALONE)
     answered = requests[: len(alone)]
     batches, began = service.settings.max_batch_size > 1, time.monotonic()
-    shared = answers_in_batches(service, answered) if batches else []
+    shared = answers_of(service, answered) if batches else []
     shared_s = time.monotonic() - began if batches else began - started
     own = own_variation(
         [request.id for request in answered],
@@ -69,13 +60,16 @@ def compare_own(
         _on_other_threads(service, answered[:_THREADED]),
         declared_outputs(service.folder, service.entry),
         [_shapes(service, request) for request in answered[:_SIZED]] if batches else [],
-        answers_alone(service, answered[:_REPEATED]),
+        answers_of(service, answered[:_REPEATED], ALONE),
     )
     return alone, replace(own, shared_s=shared_s)
 
 
-def _answers(service: Service, requests: Sequence[Request], settings: Mapping[str, Any]) -> list[Answer | None]:
-    outcomes = service.predict(requests, settings=settings)
+def answers_of(
+    service: Service, requests: Sequence[Request], settings: Mapping[str, Any] | None = None
+) -> list[Answer | None]:
+    """Answers in the service's own batches, or with other settings; ``None`` for a request that failed."""
+    outcomes = service.predict(requests, settings=settings or {})
     names = getattr(service.models.adapter, "output_names", ())
     return [outputs_of(outcome.output, names) if outcome.status == Status.OK else None for outcome in outcomes]
 
@@ -88,7 +82,7 @@ def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Ans
 
     before = torch.get_num_threads()
     try:
-        return _answers(service, requests, {**_ALONE, "intra_op_threads": 1 if before > 1 else 2})
+        return answers_of(service, requests, {**ALONE, "intra_op_threads": 1 if before > 1 else 2})
     finally:
         torch.set_num_threads(before)
 
