@@ -78,6 +78,7 @@ class Bench:
     :param budget_s: seconds for everything, from now.
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
     :ivar first_load_s: seconds that the first settings took to load; ``accuracy_s`` to score.
+    :ivar search_folder: folder of the search's records; ``reference`` is the file with the original's answers.
     :ivar replays: number of replayed pairs of windows.
     :ivar room: which arms may be loaded together; of two that may not, the idle one is ended instead of stopped.
     :ivar windows: slices of the traffic on which candidates are replayed.
@@ -106,6 +107,7 @@ class Bench:
 
     def __post_init__(self, budget_s: float) -> None:
         self._deadline = time.monotonic() + budget_s
+        self.search_folder, self.reference = self.out / SEARCH_FOLDER, self.out / "outputs.npz"
 
     @property
     def load_s(self) -> float:
@@ -226,16 +228,6 @@ class Bench:
     def max_drop(self) -> float:
         """Maximum loss of the score that the workload allows."""
         return self.spec.objective.max_accuracy_drop
-
-    @property
-    def search_folder(self) -> Path:
-        """Folder of the search's records."""
-        return self.out / SEARCH_FOLDER
-
-    @property
-    def reference(self) -> Path:
-        """File with the original's answers."""
-        return self.out / "outputs.npz"
 
     def prime(self, arm: Arm) -> None:
         """Make sure that no timed request is an arm's first, or served by a process that was profiled."""
