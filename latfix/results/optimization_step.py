@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, fields
 
 from latfix.results.comparison import Comparison
-from latfix.results.optimization import Contribution, Prediction, TriedFix
+from latfix.results.optimization import Contribution, TriedFix
 from latfix.statistics.decision import RatioEstimate
 
 #: Statistics of contributions.
@@ -16,60 +15,24 @@ KEYS = ("mean", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One considered fix, and its outcome.
+class Step(TriedFix):
+    """A considered fix, and the replays of the screening windows that it was judged by.
 
-    :param title: what the fix does, in a few words; ``risk`` what it may cost.
-    :param status: kept, rejected, no_gain, not_effective, undecided, skipped.
-    :param comparison: without and with it, on the screening windows.
-    :param together: ids of the fixes that were tried in the same replays; empty if it was tried alone.
-    :param prediction: the forecast before the replay, on the windows.
-    :param accuracy: with it.
-    :param scored: all results of measuring the accuracy, if it was measured.
-    :param verified: the evidence that it took effect.
-    :param pairs: the replays that it was judged by, as folders of the optimization's: without and with it.
+    :param comparison: without and with it; ``None`` if it was not replayed.
+    :param pairs: the replays, as folders of the optimization's: without and with it.
     """
 
-    fix: str
-    status: str
-    reason: str
-    title: str = ""
-    risk: str = ""
     comparison: Comparison | None = None
-    together: tuple[str, ...] = ()
-    prediction: Prediction | None = None
-    accuracy: float | None = None
-    scored: Mapping[str, Any] = field(default_factory=dict)
-    verified: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
     pairs: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def predicted_p99_ms(self) -> float | None:
-        """The predicted p99 of the windows with it; ``None`` if it was not replayed."""
-        if self.prediction is None or self.comparison is None:
-            return None
-        return self.comparison.before.latency_ms["p99"] * self.prediction.ratio["p99"]
 
     def tried(self) -> TriedFix:
         """The entry of ``steps`` in ``optimization.json``."""
-        compared = self.comparison
-        return TriedFix(
-            fix=self.fix,
-            title=self.title,
-            risk=self.risk,
-            status=self.status,
-            reason=self.reason,
-            ratio=compared.ratio if compared is not None else {},
-            predicted_p99_ms=self.predicted_p99_ms,
-            p99_ms=compared.after.latency_ms["p99"] if compared is not None else None,
-            predicted=self.prediction,
-            accuracy=self.accuracy,
-            scored=self.scored,
-            verified=self.verified,
-            together=self.together,
-            settings=self.settings,
-        )
+        known = {one.name: getattr(self, one.name) for one in fields(TriedFix)}
+        if (compared := self.comparison) is not None:
+            known |= {"ratio": compared.ratio, "p99_ms": compared.after.latency_ms["p99"]}
+            if self.predicted is not None:
+                known["predicted_p99_ms"] = compared.before.latency_ms["p99"] * self.predicted.ratio["p99"]
+        return TriedFix(**known)
 
 
 #: By fix and statistic: mean, least and most of the logarithm of its effect, over the orders of adding fixes.

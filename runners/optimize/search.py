@@ -904,7 +904,7 @@ def _trial_step(
         reason,
         settings=configuration.change_of(fix.id),
         comparison=trial.comparison,
-        prediction=trial.prediction,
+        predicted=trial.prediction,
         scored=trial.scored if fix.changes_outputs or not kept else {},
         accuracy=trial.accuracy,
         verified=trial.verified.get(fix.id, "") if kept else "",

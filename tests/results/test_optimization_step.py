@@ -127,7 +127,7 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
         status="kept",
         reason="p95 x0.5",
         comparison=comparison(BETTER, SAME),
-        prediction=Prediction(ratio={"mean": 0.9, "p95": 0.5, "p99": 1.2}),
+        predicted=Prediction(ratio={"mean": 0.9, "p95": 0.5, "p99": 1.2}),
         accuracy=0.9,
         verified="8 objects frozen",
         settings={"gc": "freeze"},

@@ -87,7 +87,7 @@ def test_a_way_and_a_batch_size_are_replayed_together_as_predicted(search: Any, 
     assert outcome.settings.max_batch_size == 8 and len(outcome.trials) == 1
     step = world.step(outcome, "LIMIT")
     assert step.together == ("a.FAST", "a.LIMIT") and step.settings == {"max_batch_size": 8}
-    assert step.prediction.ratio["p99"] == pytest.approx(0.3)
+    assert step.predicted.ratio["p99"] == pytest.approx(0.3)
     assert step.comparison.ratio["mean"].value == pytest.approx(0.3, rel=0.02)
     assert outcome.prediction_errors()["p99"]["median"] < 0.05 and outcome.predicted["p99"] == pytest.approx(0.3)
     assert outcome.at_pace["p99"] == pytest.approx(0.3, rel=0.02)
