@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, need
 
 
 def _met(record: RunRecord) -> tuple[int, int]:
@@ -14,11 +14,6 @@ def _met(record: RunRecord) -> tuple[int, int]:
     units = [record.batches[f"{name}_denormals"] for name in ("collate", "compute")]
     units += [record.requests[f"{name}_denormals"] for name in ("prepare", "finish")]
     return sum(int(np.count_nonzero(unit)) for unit in units), sum(map(len, units))
-
-
-def _none_met(context: Context) -> str:
-    """Processors other than x86-64 do not count them, so none is met there."""
-    return "" if _met(context.record)[0] else "no denormal number was met in the replay"
 
 
 def _verify(applied: Applied) -> Verified:
@@ -35,7 +30,11 @@ FIX = Fix(
     relief=0.9,
     risk="numbers below 1.2e-38 (float32) become zero",
     changes_outputs=True,
-    needs=(at_default("flush_denormal", "denormal numbers are treated as zero already"), _none_met),
+    needs=(
+        at_default("flush_denormal", "denormal numbers are treated as zero already"),
+        # Processors other than x86-64 do not count them, so none is met there.
+        need(lambda context: _met(context.record)[0], "no denormal number was met in the replay"),
+    ),
     sets={"flush_denormal": True},
     verify=_verify,
 )

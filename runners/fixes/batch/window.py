@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared, need
 from latfix.runners.fixes.shared.run_evidence import open_ms
 
@@ -10,11 +10,6 @@ from latfix.runners.fixes.shared.run_evidence import open_ms
 _LEFT = 0.5
 #: Windows that the forecast chooses from, in milliseconds.
 _CHOICES_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-
-
-def _options(context: Context) -> list[Change]:
-    now = context.settings.batch_window_ms
-    return [{"batch_window_ms": choice} for choice in _CHOICES_MS if choice < now]
 
 
 def _verify(applied: Applied) -> Verified:
@@ -36,6 +31,6 @@ FIX = Fix(
         batches_shared("requests run one by one (max_batch_size = 1), so no batch waits for more of them"),
         need(lambda context: context.settings.batch_window_ms > 0, "there is no batch window"),
     ),
-    options=_options,
+    options=lambda context: [{"batch_window_ms": ms} for ms in _CHOICES_MS if ms < context.settings.batch_window_ms],
     verify=_verify,
 )

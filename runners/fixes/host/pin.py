@@ -57,7 +57,7 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    now, before = applied.both(_workers)
+    now, before = applied.both(lambda record: [place for place in record.meta.placement.worker if place.allowed])
     if not now or not before:
         return Verified(False, "the cores of the workers are not known")
     refused = refusals(applied.record, "pin", "cores")
@@ -71,10 +71,6 @@ def _verify(applied: Applied) -> Verified:
         f"cores, {_moves(before)} without"
     )
     return Verified(apart and fewer and not refused, "; ".join([text, *refused]))
-
-
-def _workers(record: RunRecord) -> list[ThreadPlace]:
-    return [place for place in record.meta.placement.worker if place.allowed]
 
 
 def _moves(places: list[ThreadPlace]) -> int:

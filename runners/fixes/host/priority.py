@@ -19,14 +19,9 @@ def _permitted(context: Context) -> str:
         return f"nice = {context.settings.nice} already"
     least = least_nice()
     if least >= min(context.settings.nice, current_nice()):
-        return (
-            f"this user may not go below nice {least}; it takes CAP_SYS_NICE or RLIMIT_NICE above 20 (is {_limit()})"
-        )
+        limit = resource.getrlimit(resource.RLIMIT_NICE)[0] if hasattr(resource, "RLIMIT_NICE") else 0
+        return f"this user may not go below nice {least}; it takes CAP_SYS_NICE or RLIMIT_NICE above 20 (is {limit})"
     return ""
-
-
-def _limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NICE)[0] if hasattr(resource, "RLIMIT_NICE") else 0
 
 
 def _verify(applied: Applied) -> Verified:

@@ -39,14 +39,11 @@ class Neighbor:
         """Ask for work that takes about ``ms`` with its quota."""
         watch = Stopwatch()
         with self._one_call:
-            self._call(f"{ms * QUOTA_CORES:.6f}\n")
+            if self._process.stdin is not None:
+                self._process.stdin.write(f"{ms * QUOTA_CORES:.6f}\n".encode())
+                self._process.stdin.flush()
             self._answered()
         return watch.stop()
-
-    def _call(self, line: str) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
 
     def _answered(self) -> None:
         if self._process.stdout is None or not self._process.stdout.readline():
