@@ -18,7 +18,6 @@ from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.process_facts import Residence
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.tensor_tree import elements_of, map_tensors
-from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed, Waiting
 from latfix.settings import RunnerSettings
 
@@ -104,11 +103,6 @@ class Keeper:
         self._settles = settings.keep_warm_ms > 0 or settings.warmup_shapes > 0
         self._patience_s = self._period_s * (1 + number / settings.workers)
 
-    @property
-    def hot(self) -> HotRows | None:
-        """The rows of the model's embedding tables that are kept in the caches."""
-        return self._instance.hot
-
     def settle(self, counters: ThreadCounters) -> None:
         """Run on the worker's thread before its first request, to create per-thread state of the framework.
 
@@ -117,8 +111,8 @@ class Keeper:
         self._counters = counters
         if self._settles:
             self.resident.once()
-        if self.hot is not None:
-            self.hot.touch_all()
+        if (hot := self._instance.hot) is not None:
+            hot.touch_all()
         # From here on, counts only what runs between requests.
         self.resident.done = Residence(failure=self.resident.done.failure)
         counters.snapshot()
@@ -150,8 +144,8 @@ class Keeper:
     def _stay_warm(self) -> None:
         with contextlib.nullcontext() if self._memory is None else self._memory.aside():
             self.resident.once()
-        if self.hot is not None:
-            self.resident.done.rows += self.hot.touch_some()
+        if (hot := self._instance.hot) is not None:
+            self.resident.done.rows += hot.touch_some()
         if self._counters is not None:
             self._counters.snapshot()
 
