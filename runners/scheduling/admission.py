@@ -143,4 +143,4 @@ class DeadlineCheck:
         return True
 
     def _service_ns(self) -> float:
-        return max(self._estimate.batch_ns - self._estimate.batch_spread_ns, 0.0)
+        return max(self._estimate.batch_ns - self._estimate.spread.value, 0.0)

@@ -125,8 +125,9 @@ class WorkEstimate:
         self._early: list[Batch] = []
         self._longest, self._padded = _Fit(), _Fit()
         self._length, self._brought = _Mean(), _Mean()
-        self._busy, self._spread, self._each, self._pressed = _Mean(), _Mean(), _Mean(), _Mean()
-        self._deviation, self._beside = _Mean(), _Mean()
+        self._busy, self._each, self._pressed, self._deviation = _Mean(), _Mean(), _Mean(), _Mean()
+        #: The mean deviation of ``batch_ns``, and the part of it that is not compute: batching and finishing.
+        self.spread, self.beside = _Mean(), _Mean()
         self._memory = self._elements = 0.0
         self.batches = 0
         #: Compute time of a batch by its size and its longest member, or its padded length if that explains more.
@@ -161,11 +162,11 @@ class WorkEstimate:
         self.line = by_padded if self._by_padded else by_longest
         busy = batch.busy_ns - batch.compute_ns + compute_ns
         self._busy.add(busy)
-        self._beside.add(max(batch.busy_ns - batch.compute_ns, 0))
+        self.beside.add(max(batch.busy_ns - batch.compute_ns, 0))
         self._each.add(busy / size)
         if batch.backlog:
             self._pressed.add(busy / size)
-        self._spread.add(abs(busy - self._busy.value))
+        self.spread.add(abs(busy - self._busy.value))
         expected = self.batch_compute_ns(size, batch.longest)
         self._deviation.add(abs(compute_ns - expected))
 
@@ -206,13 +207,3 @@ class WorkEstimate:
     def batch_ns(self) -> float:
         """Mean time that a batch holds its worker; 0 before the first dozen batches."""
         return self._busy.value
-
-    @property
-    def beside_ns(self) -> float:
-        """The part of ``batch_ns`` that is not compute: batching and finishing."""
-        return self._beside.value
-
-    @property
-    def batch_spread_ns(self) -> float:
-        """The mean deviation of ``batch_ns``."""
-        return self._spread.value

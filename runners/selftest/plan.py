@@ -51,17 +51,10 @@ QUICK: tuple[tuple[tuple[str, ...], Intensity], ...] = (
 )
 
 
-def group_of(recipes: Sequence[str]) -> Group:
-    if len(recipes) > 1:
-        return "mixed"
-    cause = RECIPES[recipes[0]].cause
-    if not cause:
-        return "quiet"
-    return "unlisted" if cause == "unexplained" else "single"
-
-
 def make_case(recipes: Sequence[str], intensity: Intensity, seed: int, seconds: float) -> Case:
-    return Case(recipes=tuple(recipes), group=group_of(recipes), intensity=intensity, seed=seed, seconds=seconds)
+    groups: dict[str, Group] = {"": "quiet", "unexplained": "unlisted"}
+    group: Group = "mixed" if len(recipes) > 1 else groups.get(RECIPES[recipes[0]].cause, "single")
+    return Case(recipes=tuple(recipes), group=group, intensity=intensity, seed=seed, seconds=seconds)
 
 
 def plan_cases(
@@ -79,7 +72,10 @@ def plan_cases(
     :param repeat: number of repetitions, each with another seed.
     :raises InputError: a cause or intensity is unknown, or cannot be injected on this machine.
     """
-    check_causes(causes)
+    known = sorted({_injected(name) for name in RECIPES} | set(NOT_INJECTABLE))
+    for cause in causes:
+        if cause not in known:
+            raise InputError(f"--cause: found {cause!r}; expected one of {', '.join(known)}")
     wanted = _known_intensities(intensities)
     obstacles = not_injectable()
     chosen = [
@@ -101,17 +97,6 @@ def plan_cases(
         for round_ in range(repeat)
         for recipes, intensity in chosen
     ]
-
-
-def check_causes(causes: Sequence[str]) -> None:
-    """Check the ids of causes.
-
-    :raises InputError: an id is unknown.
-    """
-    known = sorted({_injected(name) for name in RECIPES} | set(NOT_INJECTABLE))
-    for cause in causes:
-        if cause not in known:
-            raise InputError(f"--cause: found {cause!r}; expected one of {', '.join(known)}")
 
 
 def _known_intensities(wanted: Sequence[str]) -> tuple[Intensity, ...]:

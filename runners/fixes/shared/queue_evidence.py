@@ -206,7 +206,7 @@ def _simulated(
 
     def service(members: Sequence[Offered]) -> int:
         longest = max(one.length for one in members)
-        return max(int(estimate.batch_compute_ns(len(members), longest) + estimate.beside_ns), 1)
+        return max(int(estimate.batch_compute_ns(len(members), longest) + estimate.beside.value), 1)
 
     queue = SimulatedQueue(
         service=service,
