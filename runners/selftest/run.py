@@ -66,16 +66,8 @@ def run_selftest(
             if not keep:
                 shutil.rmtree(kept.folder)
             on_case(place, len(cases), case, scores[-1])
-    return make_scoreboard(
-        scores,
-        planned=len(cases),
-        not_injectable=not_injectable(),
-        seed=seed,
-        quick=quick,
-        machine={**machine(), "neighbors": use.neighbors()},
-        typical_ms=0.0 if pace is None else pace.typical_ms,
-        seconds=time.monotonic() - began,
-    )
+    facts, typical_ms = {**machine(), "neighbors": use.neighbors()}, 0.0 if pace is None else pace.typical_ms
+    return _board(scores, len(cases), began, seed=seed, quick=quick, machine=facts, typical_ms=typical_ms)
 
 
 def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
@@ -94,16 +86,14 @@ def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
             on_case(place, len(kept), each.case, None)
             scores.append(score_kept(each))
             on_case(place, len(kept), each.case, scores[-1])
-    return make_scoreboard(
-        scores,
-        planned=len(kept),
-        not_injectable=not_injectable(),
-        seed=min(each.case.seed for each in kept),
-        quick=False,
-        machine=machine(),
-        typical_ms=kept[0].pace.typical_ms,
-        seconds=time.monotonic() - began,
-    )
+    seed, typical_ms = min(each.case.seed for each in kept), kept[0].pace.typical_ms
+    return _board(scores, len(kept), began, seed=seed, quick=False, machine=machine(), typical_ms=typical_ms)
+
+
+def _board(scores: Sequence[CaseScore], planned: int, began: float, **facts: Any) -> Scoreboard:
+    """:param began: :func:`time.monotonic` at the start."""
+    seconds = time.monotonic() - began
+    return make_scoreboard(scores, planned=planned, not_injectable=not_injectable(), seconds=seconds, **facts)
 
 
 def machine() -> dict[str, Any]:

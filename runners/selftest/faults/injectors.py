@@ -7,17 +7,19 @@ They are made for the self-test's service, and also used in tests.
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, fastest_ns
 from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults, touch, touch_held
-from latfix.runners.selftest.faults.neighbor import Neighbor
+from latfix.runners.selftest.faults.neighbor import GROUP_VARIABLE, Neighbor
 from latfix.spans import span
 
 Inject = Callable[[float], Done]
@@ -86,13 +88,9 @@ class Collections:
                 break
             # Time grows faster than the number of objects, as larger heaps exceed the caches: resize in steps.
             factor = min(max(ms / max(took_ms, 1e-3), 0.5), 3.0)
-            self._resize(min(int(len(self.heap) * factor), self._MOST_OBJECTS))
-
-    def _resize(self, count: int) -> None:
-        if count < len(self.heap):
+            count = min(int(len(self.heap) * factor), self._MOST_OBJECTS)
             del self.heap[count:]
-        else:
-            self.heap.extend(self._objects(count - len(self.heap)))
+            self.heap += self._objects(count - len(self.heap))
 
     @staticmethod
     def _objects(count: int) -> list[Any]:
@@ -209,7 +207,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[float], Inject]]] = {
     "held_faults": ("memory.page_faults", partial(_page_faults, touch_held)),
     "retry": ("", Retries),
     "denormals": ("numerics.denormals", lambda _: Denormals()),
-    "neighbor": ("", lambda _: Neighbor.from_environment()),
+    "neighbor": ("", lambda _: Neighbor(Path(os.environ[GROUP_VARIABLE]))),
 }
 #: A fault's code in the model's input is the place of its kind.
 KINDS: tuple[str, ...] = ("none", *_KINDS)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
@@ -29,11 +29,6 @@ class Neighbor:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._one_call = threading.Lock()
         self._answered()  # it is in its group
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Neighbor:
-        """The process for the group in :data:`GROUP_VARIABLE`."""
-        return cls(Path(environment[GROUP_VARIABLE]))
 
     def __call__(self, ms: float) -> Done:
         """Ask for work that takes about ``ms`` with its quota."""
