@@ -153,14 +153,8 @@ def read_faults(path: Path) -> list[Fault]:
 def _parse(line: str, where: str) -> Fault:
     try:
         row = json.loads(line)
-        return Fault(
-            cause=str(row["cause"]),
-            kind=str(row["kind"]),
-            where=str(row["where"]),
-            request=str(row["request"]),
-            start_ns=int(row["start_ns"]),
-            end_ns=int(row["end_ns"]),
-            ns=round(float(row["ms"]) * 1e6),
-        )
+        texts = {name: str(row[name]) for name in ("cause", "kind", "where", "request")}
+        start, end, ns = int(row["start_ns"]), int(row["end_ns"]), round(float(row["ms"]) * 1e6)
+        return Fault(**texts, start_ns=start, end_ns=end, ns=ns)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{where}: found no fault ({error}); expected a line written by an injector") from error

@@ -158,8 +158,8 @@ class HeapBlocks:
     _KEPT_S: float
     _TRIMMED = False
 
-    def __init__(self, heap: Heap) -> None:
-        self._heap = heap
+    def __init__(self, heap: Heap | None = None) -> None:
+        self._heap = heap or Heap()
         self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         rounds = []
         for _ in range(5):
@@ -204,9 +204,6 @@ class HeapGrowth(HeapBlocks):
 
     _SIZE, _MEASURED, _LEAST, _MOST = 4 << 20, 4, 1, 128
     _KEPT_S, _TRIMMED = _LATER_S, True
-
-    def __init__(self) -> None:
-        super().__init__(Heap())
 
 
 class Fragments(HeapBlocks):
