@@ -95,9 +95,9 @@ class WorkerTally:
             known.requests += int(np.count_nonzero(served & (by_request == k)))
             known.tail += int(np.count_nonzero(tail & (by_request == k)))
             _cover(known, batches["close_ns"][own], batches["finish_end_ns"][own])
-            weight = weight_range(record, k)
+            weight = series_range(record, f"runner.worker_{k}.weight")
             if weight is not None:
-                low, high = known.weight or weight
+                low, high = known.weight or weight[:2]
                 known.weight = min(low, weight[0]), max(high, weight[1])
 
     def rows(self, notes: Columns) -> tuple[WorkerRow, ...]:
@@ -130,13 +130,13 @@ class WorkerTally:
         return self._served.setdefault(worker, _Served(compute=Distribution(exact=self._exact)))
 
 
-def weight_range(record: RunRecord, worker: int) -> tuple[float, float] | None:
-    """The lowest and the highest weight of a worker; ``None`` if routing was not by weight."""
+def series_range(record: RunRecord, name: str) -> tuple[float, float, float] | None:
+    """Lowest, highest and last value of a sampled series; ``None`` if it was not sampled."""
     samples = record.samples
     if not len(samples["series"]):
         return None
-    values = samples["value"][samples["series"] == f"runner.worker_{worker}.weight"]
-    return (float(values.min()), float(values.max())) if len(values) else None
+    values = samples["value"][samples["series"] == name]
+    return (float(values.min()), float(values.max()), float(values[-1])) if len(values) else None
 
 
 def _slow_s(events: Columns, worker: int) -> float:

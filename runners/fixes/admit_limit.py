@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from latfix.results.worker_summary import series_range
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.run_evidence import losses, losses_text, series_range
+from latfix.runners.fixes.shared.run_evidence import losses, losses_text
 
 #: Minimum share of lost requests: below it, a limit would lose more requests than a fix may cost.
 _LOST = 0.01

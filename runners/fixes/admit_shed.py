@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.results.worker_summary import series_range
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.run_evidence import losses, losses_text, series_range
+from latfix.runners.fixes.shared.run_evidence import losses, losses_text
 
 #: Minimum share of requests that time out.
 _LATE = 0.01

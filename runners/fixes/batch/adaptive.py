@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.results.worker_summary import series_range
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared, wait_for_batch
-from latfix.runners.fixes.shared.run_evidence import mean, open_ms, series_range
+from latfix.runners.fixes.shared.run_evidence import mean, open_ms
 from latfix.stages import Status
 
 #: Target without an objective, as a multiple of the latency of a request that does not wait.

@@ -6,12 +6,11 @@ import numpy as np
 
 from latfix.cause_catalogue import PREMISES
 from latfix.formatting import percent
-from latfix.results.worker_summary import weight_range, workers_of
+from latfix.results.worker_summary import series_range, workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
 from latfix.runners.fixes.shared.queue_evidence import batch_lengths
-from latfix.runners.fixes.shared.run_evidence import series_range
 from latfix.runners.scheduling.replica_speed import Pace
 
 #: Minimum share of the run's batches during which a slow replica is slower.
@@ -71,7 +70,7 @@ def _slow_replica(context: Context) -> str:
 def _verify(applied: Applied) -> Verified:
     """Effective if a slow worker was weighted down and got less work, or left waiting requests to faster ones."""
     now, before = applied.both(lambda record: {k: one[0] for k, one in enumerate(_replica_speeds(record))})
-    ranges = {worker: weight_range(applied.record, worker) for worker in now}
+    ranges = {worker: series_range(applied.record, f"runner.worker_{worker}.weight") for worker in now}
     if not any(ranges.values()):
         return Verified(False, "no weights were sampled: the service did not route by weight")
     weighed = {worker: bounds[1] for worker, bounds in ranges.items() if bounds is not None and bounds[1] > 1.0}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Floats
+from latfix.results.worker_summary import series_range
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared, need
 from latfix.runners.fixes.shared.queue_evidence import choose_ageing_ms
-from latfix.runners.fixes.shared.run_evidence import series_range
 
 #: The limit is this quantile of the batches' size: it acts on the largest tenth.
 _LARGE = 0.9

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.formatting import percent
+from latfix.results.worker_summary import series_range
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.batch.bucket import bucket_key
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking, work_spread
-from latfix.runners.fixes.shared.run_evidence import series_range
 
 #: Minimum wait in the queue, as a share of the p95 latency.
 _WAITING = 0.1

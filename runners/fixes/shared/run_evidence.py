@@ -1,4 +1,4 @@
-"""Figures of a run that verify several fixes: page faults, losses, sampled series, how long batches stay open."""
+"""Figures of a run that verify several fixes: page faults, losses, how long batches stay open."""
 
 from __future__ import annotations
 
@@ -58,12 +58,3 @@ def losses_text(applied: Applied) -> str:
 
     now, before = applied.both(text)
     return f"{now}; without: {before}"
-
-
-def series_range(record: RunRecord, name: str) -> tuple[float, float, float] | None:
-    """Lowest, highest and last value of a sampled series; ``None`` if it was not sampled."""
-    samples = record.samples
-    if not len(samples["series"]):
-        return None
-    values = samples["value"][samples["series"] == name]
-    return (float(values.min()), float(values.max()), float(values[-1])) if len(values) else None
