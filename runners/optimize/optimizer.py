@@ -29,7 +29,7 @@ from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import Proof, prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
-from latfix.runners.optimize.predicted_configurations import Bounds, Goal, Planner, trusted
+from latfix.runners.optimize.predicted_configurations import Bounds, Planner, trusted
 from latfix.runners.optimize.screening_decision import SMALLEST
 from latfix.runners.optimize.screening_decision import shown as words
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
@@ -370,7 +370,7 @@ class Optimizer:
         outcome.forecast_error = None if forecast is None else forecast.error
         if forecast is not None and trusted(forecast):
             self._bench.choose_windows(forecast.repeated())
-        goal = Goal(options.goal or _key(self.spec.objective.percentile))
+        goal = options.goal or _key(self.spec.objective.percentile)
         fixes = _fixes(outcome, throughput=options.throughput)
         known = {fix.id: fix for fix in fixes}
 

@@ -32,21 +32,13 @@ _ALL_ORDERS = 4
 Bounds = Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What to minimize.
+def goal_score(goal: str, ratio: Mapping[str, float]) -> float:
+    """Logarithm of the ratios over the first settings, weighted; below 0 is better.
 
-    :param key: a statistic of latency, such as ``p99``; next to a percentile the mean counts half as much.
+    :param goal: the statistic of latency to minimize, such as ``p99``; next to a percentile the mean counts half.
     """
-
-    key: str
-
-    def score(self, ratio: Mapping[str, float]) -> float:
-        """Logarithm of the ratios over the first settings, weighted; below 0 is better."""
-        own = math.log(max(ratio[self.key], 1e-9))
-        if self.key == "mean":
-            return own
-        return (2 * own + math.log(max(ratio["mean"], 1e-9))) / 3
+    own = math.log(max(ratio[goal], 1e-9))
+    return own if goal == "mean" else (2 * own + math.log(max(ratio["mean"], 1e-9))) / 3
 
 
 def ratios(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
@@ -71,7 +63,7 @@ class Planner:
     """
 
     forecast: Forecast
-    goal: Goal
+    goal: str
     first: RunnerSettings
     obstacle: Obstacle
     costs: dict[tuple[str, ...], BatchCost | None] = field(default_factory=lambda: {(): None})
@@ -115,14 +107,14 @@ class Planner:
         return replace(configuration.serving(self.costs[known]), pace=statistics.geometric_mean(shown))
 
     def score(self, configuration: Configuration, within: Bounds = ()) -> float:
-        """Predicted :meth:`Goal.score`; infinite if choices of it were refused.
+        """Predicted :func:`goal_score`; infinite if choices of it were refused.
 
         :param within: as in :meth:`predict`.
         """
         named = {name for choice in configuration.choices for name in (choice.words, choice.suspect)}
         if any(each <= named for each in self.refused):
             return math.inf
-        return self.goal.score(self.predict(configuration, within).ratio)
+        return goal_score(self.goal, self.predict(configuration, within).ratio)
 
     def best(self, measured: Sequence[Choice], numbers: Sequence[Sequence[Choice]]) -> Configuration:
         """The best configuration of some measured choices and at most one choice of each group.

@@ -35,7 +35,7 @@ from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose, measure
 from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Goal, Planner, ratios, way
+from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Planner, goal_score, ratios, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
 from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm
@@ -129,7 +129,7 @@ class Search:
     original: float
     fixes: Sequence[Fix]
     make_planner: InitVar[Callable[[Obstacle], Planner | None]]
-    goal: Goal
+    goal: str
     most_trials: int | None
     reserved_s: Callable[[], float]
     say: Callable[[str], None]
@@ -431,7 +431,7 @@ class Search:
                 reported = True
                 self.say(
                     f"{planner.simulations} configurations simulated; the best: {ranked[0].words}, "
-                    f"{_ratio_words(planner.predict(ranked[0]).ratio, self.goal.key)}"
+                    f"{_ratio_words(planner.predict(ranked[0]).ratio, self.goal)}"
                 )
             if best is None:
                 break
@@ -472,7 +472,7 @@ class Search:
 
     def _keep_untried(self, planner: Planner) -> None:
         """Leave the best untried configuration to the final replay, if it is predicted to gain enough."""
-        seen, key = {(), *(trial.configuration.key for trial in self.trials)}, self.goal.key
+        seen, key = {(), *(trial.configuration.key for trial in self.trials)}, self.goal
         while not self.best.choices:
             # The score also counts the mean: it alone must not speak for a plan.
             found = (
@@ -679,13 +679,13 @@ class Search:
         cold = bool(added) and all(choice.fix.cold for choice in added)
         pairs = bench.screen(self.arm, candidate, cold=cold)
         comparison = compare_windows(pairs, bench.seed)
-        status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal.key)
-        gained = self.goal.score(ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
+        status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal)
+        gained = goal_score(self.goal, ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
         prediction, paces = None, tuple[float, ...]()
         if planner is not None and not cold and planner.knows(self.best) and planner.knows(configuration):
             now, then = (planner.predict(each, bench.window_bounds) for each in (self.best, configuration))
             prediction = Prediction(ratio=ratios(now.ratio, then.ratio), compute=then.compute)
-            if status == "undecided" and max(gained, self.goal.score(prediction.ratio)) < math.log(_LIKELY):
+            if status == "undecided" and max(gained, goal_score(self.goal, prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as predicted: {reason}"
             paces = self._learn(planner, configuration, pairs)
         verified, missing = self._verify(configuration, candidate, pairs)

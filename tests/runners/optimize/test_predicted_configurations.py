@@ -15,7 +15,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize.configuration import Choice, Configuration, compose
-from latfix.runners.optimize.predicted_configurations import Goal, Planner, trusted
+from latfix.runners.optimize.predicted_configurations import Planner, goal_score, trusted
 from latfix.settings import RunnerSettings
 
 #: Inputs of very different length, so that requests in a batch with a long one take longer.
@@ -65,7 +65,7 @@ def plan(simulate: Callable[..., Any]) -> Callable[..., Planner]:
     def make(**more: Any) -> Planner:
         with_ = {**PLAN, "rate": 40.0, **more}
         first = RunnerSettings(max_batch_size=with_["max_batch"], batch_window_ms=with_.get("window", 0.0))
-        planner = Planner(Forecast(simulate(**with_)), Goal("p99"), first, obstacle)
+        planner = Planner(Forecast(simulate(**with_)), "p99", first, obstacle)
         planner.costs["fast",] = BatchCost(least=0.5, most=0.5, typical=0.5)
         return planner
 
@@ -141,7 +141,7 @@ def test_a_refused_way_is_never_the_best(plan: Callable[..., Planner]) -> None:
 @pytest.mark.parametrize(("key", "weight"), [("mean", 1.0), ("p99", 2 / 3)])
 def test_a_percentile_counts_twice_as_much_as_the_mean(key: str, weight: float) -> None:
     ratio = {"mean": 1.0, "p99": 1.0, key: 0.5}
-    assert Goal(key).score(ratio) == pytest.approx(weight * np.log(0.5))
+    assert goal_score(key, ratio) == pytest.approx(weight * np.log(0.5))
 
 
 def test_incompatible_choices_are_left_out() -> None:
