@@ -22,7 +22,7 @@ from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import read_faults
 from latfix.runners.selftest.ground_truth import find_truth
 from latfix.runners.selftest.plan import not_injectable
-from latfix.runners.selftest.run_case import CASE_FILE, Kept, Pace, ProcessorUse, load_kept, measure_pace, run_case
+from latfix.runners.selftest.run_case import CASE_FILE, Kept, Pace, load_kept, measure_pace, run_case, watch_neighbors
 from latfix.runners.selftest.score import least_ms, score_case
 from latfix.runners.selftest.scoreboard import make_scoreboard
 from latfix.statistics.latency_summary import summarize_ms
@@ -54,7 +54,7 @@ def run_selftest(
     :raises LatfixError: a runner failed; records of a kept self-test stay.
     """
     began = time.monotonic()
-    use = ProcessorUse()
+    neighbors = watch_neighbors()
     scores: list[CaseScore] = []
     pace: Pace | None = None
     with contextlib.suppress(KeyboardInterrupt, Interrupted):  # the scoreboard shows that it is incomplete
@@ -66,7 +66,7 @@ def run_selftest(
             if not keep:
                 shutil.rmtree(kept.folder)
             on_case(place, len(cases), case, scores[-1])
-    facts, typical_ms = {**machine(), "neighbors": use.neighbors()}, 0.0 if pace is None else pace.typical_ms
+    facts, typical_ms = {**machine(), "neighbors": neighbors()}, 0.0 if pace is None else pace.typical_ms
     return _board(scores, len(cases), began, seed=seed, quick=quick, machine=facts, typical_ms=typical_ms)
 
 

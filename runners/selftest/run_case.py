@@ -75,20 +75,18 @@ class Kept:
         return self.folder / LOG_FILE
 
 
-class ProcessorUse:
-    """How much of the machine other programs use since this object was made."""
+def watch_neighbors() -> Callable[[], float | None]:
+    """Tells the share of all cores that other programs used since now; ``None`` if the system does not report it."""
+    began, busy_then, own_then = time.monotonic(), _busy_s(), _own_s()
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._busy, self._own = _busy_s(), _own_s()
-
-    def neighbors(self) -> float | None:
-        """Share of all cores since the start; ``None`` if the system does not report it."""
+    def neighbors() -> float | None:
         busy = _busy_s()
-        if busy is None or self._busy is None:
+        if busy is None or busy_then is None:
             return None
-        wall = max(time.monotonic() - self._began, 1e-3) * (os.cpu_count() or 1)
-        return min(max((busy - self._busy - (_own_s() - self._own)) / wall, 0.0), 1.0)
+        wall = max(time.monotonic() - began, 1e-3) * (os.cpu_count() or 1)
+        return min(max((busy - busy_then - (_own_s() - own_then)) / wall, 0.0), 1.0)
+
+    return neighbors
 
 
 def _busy_s() -> float | None:
@@ -145,7 +143,7 @@ def run_case(case: Case, out: Path, pace: Pace) -> Kept:
     kept = Kept(case=case, folder=folder, pace=pace)
     document = {**asdict(case), **asdict(pace)}
     write_json(folder / CASE_FILE, document)
-    use = ProcessorUse()
+    neighbors = watch_neighbors()
     FaultLog(kept.log).close()
     draft = draft_case(case, pace.typical_ms)
     with contextlib.ExitStack() as stack:
@@ -166,7 +164,7 @@ def run_case(case: Case, out: Path, pace: Pace) -> Kept:
                     start()
 
         run(kept.record, replay, on_event=on_event)
-    kept = replace(kept, neighbors=use.neighbors())
+    kept = replace(kept, neighbors=neighbors())
     write_json(folder / CASE_FILE, {**document, "neighbors": kept.neighbors})
     return kept
 

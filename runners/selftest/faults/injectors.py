@@ -82,8 +82,8 @@ class Collections:
         gc.set_threshold(100_000, 50, 1_000_000)
         self.heap: list[Any] = self._objects(self._OBJECTS)
         for _ in range(self._TRIES):
-            self._collect()  # the first collection after a change is slower than later ones
-            took_ms = sorted(self._collect().ns for _ in range(3))[1] / 1e6
+            self()  # the first collection after a change is slower than later ones
+            took_ms = sorted(self().ns for _ in range(3))[1] / 1e6
             if abs(took_ms - ms) < 0.08 * ms:
                 break
             # Time grows faster than the number of objects, as larger heaps exceed the caches: resize in steps.
@@ -96,32 +96,19 @@ class Collections:
     def _objects(count: int) -> list[Any]:
         return [[k, {"key": k}] for k in range(count)]
 
-    @staticmethod
-    def _collect() -> Done:
+    def __call__(self, _ms: float = 0.0) -> Done:
+        """Run a full collection; its duration depends on the heap only."""
         watch = Stopwatch()
         gc.collect()
         return watch.stop()
 
-    def __call__(self, _ms: float) -> Done:
-        """Run a full collection; its duration depends on the heap only."""
-        return self._collect()
 
-
-class Retries:
-    """Retries with sleeps of equal length.
-
-    :param most_ms: the longest wait, which is four sleeps.
-    """
-
-    def __init__(self, most_ms: float) -> None:
-        self._sleep_ms = most_ms / 4
-
-    def __call__(self, ms: float) -> Done:
-        """Sleep the number of times that comes nearest to ``ms``."""
-        watch = Stopwatch()
-        for _ in range(max(1, round(ms / self._sleep_ms))):
-            time.sleep(self._sleep_ms / 1e3)
-        return watch.stop()
+def retry(most_ms: float, ms: float) -> Done:
+    """Sleep for a quarter of ``most_ms`` as often as comes nearest to ``ms``, as retries do."""
+    watch, sleep_ms = Stopwatch(), most_ms / 4
+    for _ in range(max(1, round(ms / sleep_ms))):
+        time.sleep(sleep_ms / 1e3)
+    return watch.stop()
 
 
 class Denormals:
@@ -205,7 +192,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[float], Inject]]] = {
     "fragment": ("memory.fragmentation", lambda _: Fragments()),
     "lock": ("unexplained", lambda _: HeldLock()),
     "held_faults": ("memory.page_faults", partial(_page_faults, touch_held)),
-    "retry": ("", Retries),
+    "retry": ("", lambda most_ms: partial(retry, most_ms)),
     "denormals": ("numerics.denormals", lambda _: Denormals()),
     "neighbor": ("", lambda _: Neighbor(Path(os.environ[GROUP_VARIABLE]))),
 }

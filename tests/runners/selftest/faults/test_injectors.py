@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_a_fragmented_heap_grows_although_enough_is_free() -> None:
 
 
 def test_retries_are_sleeps_of_one_length() -> None:
-    retries = injectors.Retries(80.0)
+    retries = partial(injectors.retry, 80.0)
     before = time.thread_time_ns()
     waits = [retries(ms) for ms in (25.0, 45.0, 70.0)]
     assert [round(done.ns / 20_000_000 - 0.3) for done in waits] == [1, 2, 4]
