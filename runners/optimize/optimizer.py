@@ -370,7 +370,8 @@ class Optimizer:
         outcome.forecast_error = None if forecast is None else forecast.error
         if forecast is not None and trusted(forecast):
             self._bench.choose_windows(forecast.repeated())
-        goal = options.goal or _key(self.spec.objective.percentile)
+        percentile = self.spec.objective.percentile / 100
+        goal = options.goal or min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile))
         fixes = _fixes(outcome, throughput=options.throughput)
         known = {fix.id: fix for fix in fixes}
 
@@ -530,11 +531,6 @@ def _verify(
         else replace(step, status="not_effective", reason=f"it did not take effect: {found[step.fix].evidence}")
         for step in steps
     ]
-
-
-def _key(percentile: float) -> str:
-    """The forecast statistic nearest to a percentile."""
-    return min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile / 100))
 
 
 def _fixes(outcome: Outcome, *, throughput: bool) -> list[Fix]:

@@ -190,17 +190,17 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
     first = records[0]
     if len(records) == 1:
         return first
-    requests, batches, events, samples = [], [], [], []
+    tables: dict[str, list[Columns]] = {name: [] for name in ("requests", "batches", "events", "samples")}
     position = batch = shift = 0
     for record in records:
         rows = _moved(record.requests, {"arrival_ns": shift})
         rows |= {"index": _numbered(rows["index"], position), "batch_id": _numbered(rows["batch_id"], batch)}
-        requests.append(rows)
-        batches.append(_moved(record.batches, {**dict.fromkeys(BATCH_TIMES, shift), "batch_id": batch}))
+        tables["requests"].append(rows)
+        tables["batches"].append(_moved(record.batches, {**dict.fromkeys(BATCH_TIMES, shift), "batch_id": batch}))
         found = _moved(record.events, {"t_ns": shift})
         found |= {"request": _numbered(found["request"], position), "batch_id": _numbered(found["batch_id"], batch)}
-        events.append(found)
-        samples.append(_moved(record.samples, {"t_ns": shift}))
+        tables["events"].append(found)
+        tables["samples"].append(_moved(record.samples, {"t_ns": shift}))
         position += len(record.traffic)
         batch += int(record.batches["batch_id"].max(initial=-1)) + 1
         ended = int(record.batches["finish_end_ns"].max(initial=0))
@@ -208,14 +208,12 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
     digests = "+".join(str(record.meta.traffic_sha256) for record in records)
     counters = ("pool_hits", "pool_misses", "compilations_in_run")
     totals = {name: sum(getattr(record.meta, name) or 0 for record in records) for name in counters}
+    joined: dict[str, Any] = {name: stacked(parts) for name, parts in tables.items()}
     return replace(
         first,
         meta=records[-1].meta.updated(**totals, traffic_sha256=digests, scheduled=position),
-        requests=stacked(requests),
-        batches=stacked(batches),
-        events=stacked(events),
-        samples=stacked(samples),
         traffic=Traffic.joined([record.traffic for record in records]),
+        **joined,
     )
 
 

@@ -4,8 +4,7 @@ Every few batches it compares the smoothed tail of the measured latency with its
 batches per request:
 
 - The **size** starts at one, where decisions come fast. It grows while requests are left behind and larger batches
-cost
-  less per request: it doubles until its first retreat, then grows by an eighth. It shrinks to three quarters if
+  cost less per request: it doubles until its first retreat, then grows by an eighth. It shrinks to three quarters if
   larger batches do not cost less, if batches themselves, not the queue, keep the latency above the target, or if the
   cost of smaller ones is unknown. After each retreat it waits twice as long before the next attempt, so a size that
   does not pay is tried ever more rarely.

@@ -86,10 +86,6 @@ class Draft:
         """Duration of a fault of the case's intensity."""
         return FACTORS[self.intensity] * self.typical_ms
 
-    def cut(self, n: int) -> None:
-        """Keep the first ``n`` requests, before anything is planned for them."""
-        self.gaps, self.items, self.taken = self.gaps[:n], self.items[:n], self.taken[:n]
-
     def choose(self, share: float, apart: int = 4) -> npt.NDArray[np.int64]:
         """Random requests without a fault, no two within ``apart`` of each other; marks them as taken."""
         wanted = max(4, round(share * len(self)))

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.run_record.run_record import RunRecord
 
-Ints = npt.NDArray[np.int64]
 #: Assumed number of operators of equal length in the model.
 _OPERATORS = 16
 #: Two requests that are enqueued within this time may be served in either order.

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.selftest.faults.fault_log import Fault
@@ -25,8 +25,6 @@ from latfix.runners.selftest.fixed_queue import FixedQueue, fixed_queue
 from latfix.stages import Status
 from latfix.statistics.latency_summary import percentile_ns
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 STEPS = 32
 #: Tolerance between the times of a stamp and of a log line.
 _SLACK_NS = 2_000_000
@@ -52,7 +50,7 @@ class Truth:
     own: Ints
     propagated: Floats
     natural: Ints
-    tail: npt.NDArray[np.bool_]
+    tail: Bools
     faults: dict[str, int]
     kept: dict[str, int]
 

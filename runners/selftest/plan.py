@@ -76,7 +76,10 @@ def plan_cases(
     for cause in causes:
         if cause not in known:
             raise InputError(f"--cause: found {cause!r}; expected one of {', '.join(known)}")
-    wanted = _known_intensities(intensities)
+    for each in intensities:
+        if each not in INTENSITIES:
+            raise InputError(f"--intensity: found {each!r}; expected one of {', '.join(INTENSITIES)}")
+    wanted = tuple(each for each in INTENSITIES if each in intensities)
     obstacles = not_injectable()
     chosen = [
         (recipes, intensity)
@@ -97,13 +100,6 @@ def plan_cases(
         for round_ in range(repeat)
         for recipes, intensity in chosen
     ]
-
-
-def _known_intensities(wanted: Sequence[str]) -> tuple[Intensity, ...]:
-    for each in wanted:
-        if each not in INTENSITIES:
-            raise InputError(f"--intensity: found {each!r}; expected one of {', '.join(INTENSITIES)}")
-    return tuple(each for each in INTENSITIES if each in wanted)
 
 
 def not_injectable() -> dict[str, str]:

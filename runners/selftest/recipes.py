@@ -147,7 +147,8 @@ def _growth(kind: str) -> Callable[[Draft], None]:
         most_ms = (0.5 if kind == "scan" else 1.0) * (0.5, 0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
         # Lower the arrival rate, because requests take that much longer at the end.
         room = 1.0 + 0.6 * most_ms / draft.typical_ms
-        draft.cut(round(len(draft) / room))
+        n = round(len(draft) / room)
+        draft.gaps, draft.items, draft.taken = draft.gaps[:n], draft.items[:n], draft.taken[:n]
         draft.gaps *= room
         draft.env["GROWTH"] = f"{kind}/{most_ms:.3f}/{len(draft)}"
         if kind == "sessions":  # other kinds have no sessions, so that growth is not attributed to them
