@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from latfix.formatting import counted
+from latfix.formatting import counted, mebibytes
 from latfix.profilers.gpu.nvml import CLOCK_REASONS
 from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.findings import costs, missing, note, ok, unknown
 from latfix.runners.host.cpu_topology import Cores, allowed_cores, cores_text, parse_cores
 from latfix.runners.host.kernel_files import System
-from latfix.runners.host.privileges import mib
 
 _SM = 1
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -249,7 +248,7 @@ def _other_processes(calls: NvmlCalls, device: int, name: str, pid: int | None) 
         yield ok("gpu.processes", f"{name}: no other process uses it")
         return
     listed = ", ".join(
-        f"{one['pid']}" + (f" ({mib(one['usedGpuMemory'])})" if isinstance(one["usedGpuMemory"], int) else "")
+        f"{one['pid']}" + (f" ({mebibytes(one['usedGpuMemory'])})" if isinstance(one["usedGpuMemory"], int) else "")
         for one in others[:8]
     )
     yield costs(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from latfix.formatting import mebibytes
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.findings import costs, missing, note, ok, unknown
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.malloc_libraries import ALLOCATORS, Allocator, loaded_allocator, preload_name
-from latfix.runners.host.privileges import mib
 from latfix.runners.host.process_setup import glibc_version
 
 _THP = "/sys/kernel/mm/transparent_hugepage"
@@ -33,12 +33,12 @@ def _room(system: System) -> Finding:
     total, available = info.get("MemTotal", 0) * 1024, info.get("MemAvailable", 0) * 1024
     if not total:
         return unknown("memory.room", "this system has no /proc/meminfo")
-    found = f"{mib(available)} of {mib(total)} available"
+    found = f"{mebibytes(available)} of {mebibytes(total)} available"
     groups = ControlGroups(system.root)
     limit, used = groups.memory_limit(), groups.memory_used() or 0
     left, whole = available, total
     if limit is not None and limit < total:
-        found += f"; the control group allows {mib(limit)}, {mib(used)} are used"
+        found += f"; the control group allows {mebibytes(limit)}, {mebibytes(used)} are used"
         left, whole = min(available, max(limit - used, 0)), limit
     if left >= _SCARCE * whole:
         return ok("memory.room", found)
@@ -77,7 +77,7 @@ def _swap(system: System) -> Finding:
     swappiness = system.number("/proc/sys/vm/swappiness")
     return costs(
         "memory.swap",
-        f"swap is on ({mib(used)} in use, swappiness {'unknown' if swappiness is None else swappiness})",
+        f"swap is on ({mebibytes(used)} in use, swappiness {'unknown' if swappiness is None else swappiness})",
         "a page of the model that was unused for a while is read back from disk in the middle of a request",
         "sudo swapoff -a, or memory.swap.max=0 for the service's control group (MemorySwapMax=0)",
         causes=("memory.page_faults", "cold.start"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
+from latfix.formatting import mebibytes
 from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.findings import costs, note, ok, unknown
-from latfix.runners.host.privileges import least_nice, lockable_bytes, mib
+from latfix.runners.host.privileges import least_nice, lockable_bytes
 
 #: Every connection takes a descriptor, as does every file of the model and the record.
 _FEW_FILES = 1024
@@ -55,10 +56,10 @@ def _priority() -> Finding:
 def _locking() -> Finding:
     limit = lockable_bytes()
     if limit is None or limit >= _LITTLE_LOCKED:
-        return ok("limits.locking", f"lockable memory: {'no limit' if limit is None else mib(limit)}")
+        return ok("limits.locking", f"lockable memory: {'no limit' if limit is None else mebibytes(limit)}")
     return note(
         "limits.locking",
-        f"lockable memory: {mib(limit)}",
+        f"lockable memory: {mebibytes(limit)}",
         "prefaulted memory (memory.page_prefault, warmup.resident) can still be swapped out",
         "ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in the service's unit",
     )

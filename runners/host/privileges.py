@@ -66,7 +66,3 @@ def available_bytes() -> int:
     free = System().fields("/proc/meminfo").get("MemAvailable", 0) * 1024
     known = [size for size in (free or None, ControlGroups().memory_left()) if size is not None]
     return max(min(known), 1) if known else 0
-
-
-def mib(size: int) -> str:
-    return f"{size / _MIB:,.0f} MiB" if size >= 10 * _MIB else f"{size / _MIB:.1f} MiB"

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latfix.formatting import counted
+from latfix.formatting import counted, mebibytes
 from latfix.runners.host.kernel_files import System
-from latfix.runners.host.privileges import available_bytes, lockable_bytes, mib, status_bytes
+from latfix.runners.host.privileges import available_bytes, lockable_bytes, status_bytes
 from latfix.settings import RunnerSettings
 
 #: glibc keeps freed memory: no mmap per block, no trimming, room ahead at each growth, and one heap for all threads.
@@ -143,7 +143,9 @@ class ProcessSetup:
         """Touch ``size`` bytes of the heap and free them, so that later allocations cause no page faults."""
         available = available_bytes()
         if available and size > _MOST_OF_AVAILABLE * available:
-            self.notes.append(f"prefault_mb: {mib(size)} requested, {mib(available)} available; nothing was touched")
+            self.notes.append(
+                f"prefault_mb: {mebibytes(size)} requested, {mebibytes(available)} available; nothing was touched"
+            )
             return
         c = ctypes.CDLL(None, use_errno=True)
         if platform.libc_ver()[0] == "glibc" and hasattr(c, "mallopt"):
@@ -154,7 +156,7 @@ class ProcessSetup:
         before = status_bytes("VmRSS")
         block = c.malloc(size)
         if not block:
-            self.notes.append(f"prefault_mb: the allocator could not provide {mib(size)}")
+            self.notes.append(f"prefault_mb: the allocator could not provide {mebibytes(size)}")
             return
         ctypes.memset(block, 0, size)
         c.free(block)
@@ -184,7 +186,8 @@ class ProcessSetup:
         if limit is not None and mapped > limit // 2:
             # Beyond the limit every later allocation fails, including the model's.
             self.notes.append(
-                f"lock_memory: RLIMIT_MEMLOCK is {mib(limit)} and {mib(mapped)} are mapped; nothing was locked"
+                f"lock_memory: RLIMIT_MEMLOCK is {mebibytes(limit)} and {mebibytes(mapped)} are mapped; "
+                "nothing was locked"
             )
             return
         self._call("mlockall", _MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT, what="lock_memory")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from latfix.formatting import mebibytes
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import by_device, calls
-from latfix.runners.host.privileges import mib
 
 if TYPE_CHECKING:
     from latfix.runners.fixes import Fix
@@ -106,7 +106,7 @@ def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
     """
     if baseline.meta.device == "cpu":
         held, left = _on_host(baseline, latest)
-        what = f"one holds {mib(held)}, {mib(left)} are left next to it"
+        what = f"one holds {mebibytes(held)}, {mebibytes(left)} are left next to it"
         return f"both services do not fit into memory ({what})" if 0 < left < held else ""
     devices = by_device(baseline)
     if not devices:
@@ -119,7 +119,8 @@ def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
         held += max(_peak(known), _peak(now.get(name, {})))
         if 2 * held + MARGIN_BYTES > known["total_bytes"]:
             where = "the device" if len(devices) == 1 else name
-            return f"both services do not fit on {where} (one holds {mib(held)} of {mib(known['total_bytes'])})"
+            of_all = f"{mebibytes(held)} of {mebibytes(known['total_bytes'])}"
+            return f"both services do not fit on {where} (one holds {of_all})"
     return ""
 
 

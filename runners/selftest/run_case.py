@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case = make_case(recipes, options.intensity, options.seed, options.seconds)
         kept = run_case(case, options.out, pace)
     except LatfixError as error:
-        sys.stderr.write(f"collect: {error.message}\n")
+        sys.stderr.write(f"latfix: {error.message}\n")
         return error.exit_code
     sys.stdout.write(f"{kept.folder} blocks={pace.blocks} typical_ms={pace.typical_ms:.3f}\n")
     return 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import counted
+from latfix.formatting import counted, mebibytes
 from latfix.results.worker_summary import workers_of
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import on_its_device
-from latfix.runners.host.privileges import mib
 
 #: Maximum share of the available memory for more instances of the model.
 _MOST = 0.5
@@ -21,7 +20,7 @@ def _room_for_more(context: Context) -> str:
     model, available = run.memory.model_bytes, run.memory.available_bytes
     needed = (context.cores - workers) * model // (1 if run.settings.shared_model else run.settings.workers)
     if available and needed > _MOST * available:
-        return f"the model's other instances would take {mib(needed)} of {mib(available)}"
+        return f"the model's other instances would take {mebibytes(needed)} of {mebibytes(available)}"
     return ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from latfix.formatting import percent
+from latfix.formatting import mebibytes, percent
 from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF, conf_environment, merged_conf, read_conf
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, refusals
@@ -21,7 +21,6 @@ from latfix.runners.fixes.shared.device_memory_facts import (
     trouble,
 )
 from latfix.runners.gpu_memory.caching_allocator import standing_conf
-from latfix.runners.host.privileges import mib
 
 #: The limit, as a share of what the process could have: neighbors may grow by the remainder.
 _OF_ROOM = 0.95
@@ -50,8 +49,8 @@ def _gives_back(context: Context) -> str:
         begins = float(_COLLECT_FROM) * _share(context) * known["total_bytes"]
         if known["allocated_peak_bytes"] > _IN_USE * begins:
             return (
-                f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be freed from "
-                f"{mib(int(begins))} on: nothing would stay cached"
+                f"{mebibytes(known['allocated_peak_bytes'])} were in use, and cached memory would be freed from "
+                f"{mebibytes(int(begins))} on: nothing would stay cached"
             )
     return ""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from latfix.formatting import mebibytes
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.memory.allocator import on_glibc, preloaded
 from latfix.runners.fixes.shared.conditions import at_default, need, refusals
 from latfix.runners.fixes.shared.run_evidence import fewer_faults
-from latfix.runners.host.privileges import available_bytes, mib
+from latfix.runners.host.privileges import available_bytes
 
 _MIB = 1 << 20
 #: Minimum growth during a run for a visible effect.
@@ -39,10 +40,10 @@ def _wanted_mib(record: RunRecord) -> int:
 def _growth_fits(context: Context) -> str:
     growth = growth_bytes(context.record)
     if growth < _LEAST:
-        return f"memory grew by only {mib(growth)} while requests were served"
+        return f"memory grew by only {mebibytes(growth)} while requests were served"
     available = available_bytes()
     if available and _wanted_mib(context.record) * _MIB > _MOST * available:
-        return f"{_wanted_mib(context.record)} MiB would be needed, {mib(available)} are available"
+        return f"{_wanted_mib(context.record)} MiB would be needed, {mebibytes(available)} are available"
     return ""
 
 
@@ -52,8 +53,8 @@ def _verify(applied: Applied) -> Verified:
     fewer, faults = fewer_faults(applied)
     grew, grew_before = applied.both(growth_bytes)
     text = (
-        f"{mib(touched)} were touched before the first request and {mib(kept)} of it kept; {faults}; memory grew by "
-        f"{mib(grew)}, {mib(grew_before)} without"
+        f"{mebibytes(touched)} were touched before the first request and {mebibytes(kept)} of it kept; {faults}; "
+        f"memory grew by {mebibytes(grew)}, {mebibytes(grew_before)} without"
     )
     effective = touched > 0 and kept >= _KEPT * touched and fewer
     return Verified(effective, "; ".join([text, *refusals(applied.record, "prefault_mb")]))

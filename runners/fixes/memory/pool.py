@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
+from latfix.formatting import mebibytes
 from latfix.profilers.gpu.alloc_conf import read_conf
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import refusals
 from latfix.runners.fixes.shared.device_memory_facts import by_device, calls, room_bytes, trouble, worker_growth_mib
 from latfix.runners.gpu_memory.caching_allocator import standing_conf
-from latfix.runners.host.privileges import mib
 
 #: Minimum share of the requested memory that must be reserved.
 _RESERVED = 0.9
@@ -36,7 +36,7 @@ def _no_reservation(context: Context) -> str:
     # Workers are assigned to the devices in turn.
     if wanted * math.ceil(context.settings.workers / len(devices)) > room >> 20:
         where = "" if len(devices) == 1 else " on one device"
-        return f"{wanted} MiB a worker would be needed, {mib(max(room, 0))} are free for all of them{where}"
+        return f"{wanted} MiB a worker would be needed, {mebibytes(max(room, 0))} are free for all of them{where}"
     return ""
 
 
@@ -83,8 +83,8 @@ def _verify_reservation(applied: Applied) -> Verified:
     got, wanted = min(reserved, key=lambda each: each[0] / max(each[1], 1), default=(0, 0))
     now, before = applied.both(calls)
     text = (
-        f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(reserved) < 2 else 'each'} device before the "
-        f"first request; {now.compared_with(before)}"
+        f"{mebibytes(got)} of {mebibytes(wanted)} were taken from {'the' if len(reserved) < 2 else 'each'} device "
+        f"before the first request; {now.compared_with(before)}"
     )
     enough = wanted > 0 and got >= _RESERVED * wanted
     return Verified(enough and now.fewer_than(before), "; ".join([text, *refusals(applied.record, "reserve_mb")]))

@@ -59,7 +59,7 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
                 "/proc/swaps": "Filename Type Size Used Priority\n/swap file 1000 2048 -2",
                 "/proc/sys/vm/swappiness": "60",
             },
-            "2.0 MiB in use, swappiness 60",
+            "2.00 MiB in use, swappiness 60",
             "swapoff",
         ),
         ("memory.huge_pages", {f"{_THP}/enabled": "always madvise [never]"}, "never", "echo madvise"),

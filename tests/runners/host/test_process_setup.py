@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from latfix.formatting import mebibytes
 from latfix.runners.host import process_setup
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.privileges import (
@@ -22,7 +23,6 @@ from latfix.runners.host.privileges import (
     has_capability,
     least_nice,
     lockable_bytes,
-    mib,
     status_bytes,
 )
 from latfix.runners.host.process_setup import (
@@ -155,7 +155,7 @@ def test_more_than_the_available_memory_is_not_touched_and_noted_once(monkeypatc
     setup.before_requests()
     setup.before_requests()
     assert setup.prefaulted_bytes == setup.kept_bytes == 0
-    assert setup.notes == ["prefault_mb: 90 MiB requested, 100 MiB available; nothing was touched"]
+    assert setup.notes == ["prefault_mb: 90.0 MiB requested, 100 MiB available; nothing was touched"]
 
 
 @linux
@@ -178,7 +178,7 @@ def test_memory_is_locked_where_it_may_be(run: Run) -> None:
     if limit is None:
         assert found["locked_bytes"] > 0 and found["notes"] == []
     else:
-        assert found["locked_bytes"] > 0 or f"RLIMIT_MEMLOCK is {mib(limit)}" in found["notes"][0]
+        assert found["locked_bytes"] > 0 or f"RLIMIT_MEMLOCK is {mebibytes(limit)}" in found["notes"][0]
     assert run()["locked_bytes"] == 0
 
 
@@ -189,7 +189,7 @@ def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypat
     monkeypatch.setattr(ProcessSetup, "_call", lambda *_, **__: pytest.fail("locked"))
     setup = ProcessSetup(RunnerSettings(lock_memory=True))
     setup.before_requests()
-    assert "RLIMIT_MEMLOCK is 1.0 MiB" in setup.notes[0]
+    assert "RLIMIT_MEMLOCK is 1.00 MiB" in setup.notes[0]
 
 
 @linux

@@ -122,7 +122,7 @@ def test_a_record_without_a_peak_goes_by_its_samples(make_record: Make, make_con
 def test_prefaulting_is_refused_if_it_is_needless_or_too_large(
     make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "memory grew by only 7.0 MiB" in PREFAULT.obstacle(make_context(make_record(memory=grown(400, 407))))
+    assert "memory grew by only 7.00 MiB" in PREFAULT.obstacle(make_context(make_record(memory=grown(400, 407))))
     assert "0.0 MiB" in PREFAULT.obstacle(make_context(make_record()))
     monkeypatch.setattr(memory_page_prefault, "available_bytes", lambda: 200 * MIB)
     found = PREFAULT.obstacle(make_context(make_record(memory=grown(400, 500))))
@@ -139,7 +139,7 @@ def test_huge_pages_need_a_kernel_a_library_and_a_reason(
     assert HUGE.change(make_context(large)) == {"huge_pages": "always"}
     assert "already" in HUGE.obstacle(make_context(large, huge_pages="never"))
     small = make_record(faults=5, memory={"model_bytes": MIB})
-    assert HUGE.obstacle(make_context(small)) == "only 5 page faults a request, and the weights are 1.0 MiB"
+    assert HUGE.obstacle(make_context(small)) == "only 5 page faults a request, and the weights are 1.00 MiB"
     for version in (None, (2, 34)):
         monkeypatch.setattr(memory_huge_pages, "glibc_version", lambda version=version: version)
         assert "from 2.35" in HUGE.obstacle(make_context(large))
