@@ -17,7 +17,8 @@ from latfix.statistics.decision import Interval
 
 #: How much larger the deviation becomes.
 TIMES = 4.0
-#: Least share of the numbers that deviate at all: rounded numbers and labels jump, and show nothing in between.
+#: Least share of the numbers that deviate at all, without zeros (of a ReLU): rounded numbers and labels jump, and show
+#: nothing in between.
 _MOVED = 0.9
 
 
@@ -55,7 +56,7 @@ def exaggerated(before: Sequence[Any], after: Sequence[Any]) -> list[Any] | None
 
 
 def _larger(before: Any, after: Any, moved: list[Bools]) -> Any:
-    """One answer in the same structure; adds to ``moved`` which of its numbers deviate."""
+    """One answer in the same structure; adds to ``moved`` which of its numbers deviate, without zeros that stay."""
     if isinstance(after, dict) and isinstance(before, dict) and before.keys() == after.keys():
         return {key: _larger(before[key], after[key], moved) for key in after}
     if type(after) in (list, tuple) and type(before) is type(after) and len(before) == len(after):
@@ -63,7 +64,8 @@ def _larger(before: Any, after: Any, moved: list[Bools]) -> Any:
     if type(before) is not type(after) or not _is_floating(after) or np.shape(before) != np.shape(after):
         raise _NoNumber
     apart = after - before
-    moved.append(np.asarray(apart != 0).ravel())
+    told = np.asarray((before != 0) | (after != 0)).ravel()
+    moved.append(np.asarray(apart != 0).ravel()[told])
     return type(after)(before + TIMES * apart) if isinstance(after, float) else before + TIMES * apart
 
 

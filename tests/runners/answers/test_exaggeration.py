@@ -20,8 +20,9 @@ from latfix.statistics.decision import Interval
         ([1.0, 2.0], [1.5, 2.0 - 0.25], [3.0, 1.0]),
         ([{"a": np.array([1.0])}], [{"a": np.array([2.0])}], [{"a": np.array([5.0])}]),
         ([(torch.tensor([1.0]), [0.5])], [(torch.tensor([0.0]), [1.0])], [(torch.tensor([-3.0]), [2.5])]),
+        ([[0.0, 0.0, 1.0]], [[0.0, 0.0, 1.5]], [[0.0, 0.0, 3.0]]),
     ],
-    ids=["numbers", "arrays", "tensors"],
+    ids=["numbers", "arrays", "tensors", "zeros that stay"],
 )
 def test_the_deviation_grows_and_the_structure_stays(before: list[Any], after: list[Any], larger: list[Any]) -> None:
     found = exaggerated(before, after)
@@ -38,9 +39,10 @@ def test_the_deviation_grows_and_the_structure_stays(before: list[Any], after: l
         ([[1.0]], [[1.0, 2.0]]),
         ([None], [1.0]),
         ([0.25] * 9 + [0.5], [0.25] * 9 + [0.75]),
+        ([[0.0, 1.0]], [[0.0, 1.0]]),
         ([], []),
     ],
-    ids=["integers", "texts", "labels", "shapes", "lengths", "failed", "rounded", "none"],
+    ids=["integers", "texts", "labels", "shapes", "lengths", "failed", "rounded", "one-hot", "none"],
 )
 def test_answers_that_jump_show_nothing_in_between(before: list[Any], after: list[Any]) -> None:
     assert exaggerated(before, after) is None
