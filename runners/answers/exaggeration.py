@@ -17,8 +17,8 @@ from latfix.statistics.decision import Interval
 
 #: How much larger the deviation becomes.
 TIMES = 4.0
-#: Least share of the numbers that deviate at all, without zeros (of a ReLU): rounded numbers and labels jump, and show
-#: nothing in between.
+#: Least share of the numbers that deviate at all, without zeros (of a ReLU). Rounded numbers and labels jump, and
+#: show nothing in between.
 _MOVED = 0.9
 
 
