@@ -15,8 +15,8 @@ import numpy as np
 from latfix.arrays import Bools
 from latfix.statistics.decision import Interval
 
-#: How much larger the deviation becomes.
-TIMES = 4.0
+#: How much larger the deviation becomes; the sharpest bound counts.
+TIMES = (2.0, 4.0)
 #: Least share of the numbers that deviate at all, without zeros (of a ReLU). Rounded numbers and labels jump, and
 #: show nothing in between.
 _MOVED = 0.9
@@ -32,41 +32,42 @@ def narrowed(
     after: Sequence[Any],
     loss_of: Callable[[list[Any]], Interval | None],
 ) -> Interval:
-    """The loss with the upper end that its exaggeration allows, if that is lower.
+    """The loss with the upper end that its exaggerations allow, if that is lower.
 
     :param before: the original's answers; ``after`` those judged, to the same requests.
     :param loss_of: the loss of other answers to them.
     """
-    larger = exaggerated(before, after)
-    most = None if larger is None else loss_of(larger)
-    if most is None or most.hi / TIMES >= loss.hi:
-        return loss
-    return Interval(value=loss.value, lo=loss.lo, hi=max(most.hi / TIMES, loss.value))
+    highest = loss.hi
+    for times in TIMES:
+        larger = exaggerated(before, after, times)
+        if larger is not None and (most := loss_of(larger)) is not None:
+            highest = min(highest, max(most.hi / times, loss.value))
+    return Interval(value=loss.value, lo=loss.lo, hi=highest)
 
 
-def exaggerated(before: Sequence[Any], after: Sequence[Any]) -> list[Any] | None:
-    """Answers that deviate :data:`TIMES` as much; ``None`` if they are not only numbers, or hardly any differs."""
+def exaggerated(before: Sequence[Any], after: Sequence[Any], times: float) -> list[Any] | None:
+    """Answers that deviate so many times as much; ``None`` if they are not only numbers, or hardly any differs."""
     moved: list[Bools] = []
     try:
-        larger = [_larger(a, b, moved) for a, b in zip(before, after, strict=True)]
+        larger = [_larger(a, b, times, moved) for a, b in zip(before, after, strict=True)]
     except _NoNumber:
         return None
     every = np.concatenate(moved) if moved else np.zeros(0, bool)
     return larger if len(every) and every.mean() >= _MOVED else None
 
 
-def _larger(before: Any, after: Any, moved: list[Bools]) -> Any:
+def _larger(before: Any, after: Any, times: float, moved: list[Bools]) -> Any:
     """One answer in the same structure; adds to ``moved`` which of its numbers deviate, without zeros that stay."""
     if isinstance(after, dict) and isinstance(before, dict) and before.keys() == after.keys():
-        return {key: _larger(before[key], after[key], moved) for key in after}
+        return {key: _larger(before[key], after[key], times, moved) for key in after}
     if type(after) in (list, tuple) and type(before) is type(after) and len(before) == len(after):
-        return type(after)(_larger(a, b, moved) for a, b in zip(before, after, strict=True))
+        return type(after)(_larger(a, b, times, moved) for a, b in zip(before, after, strict=True))
     if type(before) is not type(after) or not _is_floating(after) or np.shape(before) != np.shape(after):
         raise _NoNumber
     apart = after - before
     told = np.asarray((before != 0) | (after != 0)).ravel()
     moved.append(np.asarray(apart != 0).ravel()[told])
-    return type(after)(before + TIMES * apart) if isinstance(after, float) else before + TIMES * apart
+    return type(after)(before + times * apart) if isinstance(after, float) else before + times * apart
 
 
 def _is_floating(value: Any) -> bool:

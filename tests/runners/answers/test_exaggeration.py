@@ -25,7 +25,7 @@ from latfix.statistics.decision import Interval
     ids=["numbers", "arrays", "tensors", "zeros that stay"],
 )
 def test_the_deviation_grows_and_the_structure_stays(before: list[Any], after: list[Any], larger: list[Any]) -> None:
-    found = exaggerated(before, after)
+    found = exaggerated(before, after, 4.0)
     assert found == larger and [type(each) for each in found or ()] == [type(each) for each in after]
 
 
@@ -45,7 +45,7 @@ def test_the_deviation_grows_and_the_structure_stays(before: list[Any], after: l
     ids=["integers", "texts", "labels", "shapes", "lengths", "failed", "rounded", "one-hot", "none"],
 )
 def test_answers_that_jump_show_nothing_in_between(before: list[Any], after: list[Any]) -> None:
-    assert exaggerated(before, after) is None
+    assert exaggerated(before, after, 4.0) is None
 
 
 def test_a_bound_is_never_below_the_loss_that_was_seen() -> None:
