@@ -62,7 +62,8 @@ def _larger(before: Any, after: Any, times: float, moved: list[Bools]) -> Any:
         return {key: _larger(before[key], after[key], times, moved) for key in after}
     if type(after) in (list, tuple) and type(before) is type(after) and len(before) == len(after):
         return type(after)(_larger(a, b, times, moved) for a, b in zip(before, after, strict=True))
-    if type(before) is not type(after) or not _is_floating(after) or np.shape(before) != np.shape(after):
+    alike = type(before) is type(after) and np.shape(before) == np.shape(after)
+    if not (alike and _is_floating(before) and _is_floating(after)):
         raise _NoNumber
     apart = after - before
     told = np.asarray((before != 0) | (after != 0)).ravel()
@@ -71,7 +72,8 @@ def _larger(before: Any, after: Any, times: float, moved: list[Bools]) -> Any:
 
 
 def _is_floating(value: Any) -> bool:
-    """True for a float, an array or a tensor of them."""
+    """True for a float, an array or an ordinary tensor of them on the host."""
     if hasattr(value, "is_floating_point"):
-        return bool(value.is_floating_point())
+        ordinary = value.device.type == "cpu" and str(value.layout) == "torch.strided"
+        return ordinary and bool(value.is_floating_point())
     return isinstance(value, float) or (isinstance(value, np.ndarray) and value.dtype.kind == "f")

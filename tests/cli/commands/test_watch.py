@@ -84,6 +84,17 @@ def test_figures_are_served_while_it_watches(cli: Cli, tmp_path: Path) -> None:
     assert "latfix_window_requests{workload=" in scraped[-1] and scraped[-1].endswith("# EOF\n")
 
 
+def test_figures_are_served_on_an_ipv6_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with metrics_endpoint("[::1]:0") as server:
+        assert server is not None
+        with urlopen(f"http://[::1]:{server.server_port}/metrics") as answer:
+            assert answer.read() == b"# EOF\n"
+
+
 def test_a_client_that_went_away_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """As a check of a load balancer does: it resets the connection."""
     with metrics_endpoint("0") as server:

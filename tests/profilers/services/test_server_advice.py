@@ -67,6 +67,11 @@ def test_the_server_is_recognized_by_its_header() -> None:
     assert not with_advice(result).advice
 
 
+def test_batches_of_any_known_server_get_advice() -> None:
+    found = with_advice(_found(_cause("batching.window"), _cause("batching.size")), "uvicorn").advice
+    assert ["shorter timer" in found[0].change, "lower limit" in found[1].change] == [True, True]
+
+
 def test_only_named_causes_get_advice() -> None:
     result = _found(_cause("traffic.burst", named=False), _cause("unexplained"), format_="Triton trace.json")
     assert not with_advice(result).advice

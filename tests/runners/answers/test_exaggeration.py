@@ -40,9 +40,23 @@ def test_the_deviation_grows_and_the_structure_stays(before: list[Any], after: l
         ([None], [1.0]),
         ([0.25] * 9 + [0.5], [0.25] * 9 + [0.75]),
         ([[0.0, 1.0]], [[0.0, 1.0]]),
+        ([torch.ones(2)], [torch.full((2,), 2.0, device="meta")]),
+        ([torch.ones(2).to_sparse()], [torch.full((2,), 2.0).to_sparse()]),
         ([], []),
     ],
-    ids=["integers", "texts", "labels", "shapes", "lengths", "failed", "rounded", "one-hot", "none"],
+    ids=[
+        "integers",
+        "texts",
+        "labels",
+        "shapes",
+        "lengths",
+        "failed",
+        "rounded",
+        "one-hot",
+        "device",
+        "sparse",
+        "none",
+    ],
 )
 def test_answers_that_jump_show_nothing_in_between(before: list[Any], after: list[Any]) -> None:
     assert exaggerated(before, after, 4.0) is None

@@ -284,6 +284,15 @@ def test_rejected_answers_are_not_scored_again_on_other_cores(search: Any, world
     assert len(scored(world)) == 2
 
 
+def test_after_a_refusal_splits_of_the_cores_are_measured_without_it(search: Any, world: Any) -> None:
+    """There was time for them on the best way only, whose answers were then refused."""
+    world.shares, world.scores = {2: 0.6}, {"INT8": 0.9}
+    outcome = search(model(world, "INT8", 0.5), model(world, "FAST", 0.8), workers(world, 2), budget_s=180.0)
+    assert world.statuses(outcome)["a.INT8"] == "rejected"
+    order = [label for label, _ in world.paced]
+    assert order.index("pace-a.INT8-a.WORKERS") < order.index("pace-a.FAST-a.WORKERS")
+
+
 def test_batches_that_change_answers_rule_out_no_other_fix(search: Any, world: Any) -> None:
     """Larger batches are predicted to help each way to run the model, and padding changes answers in any of them."""
     world.limits, world.mixing = {4: 0.7, 8: 0.6}, {4: 0.9, 8: 0.9}
