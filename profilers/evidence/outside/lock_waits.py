@@ -245,8 +245,8 @@ def serving_of(record: RunRecord) -> Serving:
     at, end = (times[usable] for times in presence(rows))
     # Streams join and leave a batch at any time. A loop that computes answers those together that came meanwhile.
     if not (rows["chunks"] > 1).any() and not _in_loop(record.samples, at, end):
-        order = np.argsort(at, kind="stable")
-        if (rule := infer_rule(at[order], (end - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
+        order, first = np.argsort(at, kind="stable"), np.maximum(end - rows["finish_ns"][usable], at)
+        if (rule := infer_rule(at[order], (first - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
             return Serving(servers=rule.workers, rule=rule)
     queue = infer_queue(at, end - at, _BETWEEN_ANSWERS_NS)
     if queue is None:

@@ -67,6 +67,16 @@ def test_batches_of_a_long_run_follow_the_rule_of_its_sample() -> None:
     assert parts["batching.window"] == pytest.approx(whole["batching.window"], rel=0.2)
 
 
+def test_answers_whose_last_bytes_come_late_show_batches_by_their_first() -> None:
+    record = served_in_batches("arrival", load=0.4)
+    late = np.random.default_rng(5).choice([0, 41 * MS], len(record.requests["index"]))
+    record.requests["finish_ns"] += late
+    record.requests["latency_ns"] += late
+    assert serving_of(record).rule is not None
+    rows = with_queue(record).requests
+    assert (np.sum(list(stage_values(rows).values()), axis=0) == rows["latency_ns"]).all()
+
+
 def test_streams_are_no_batches() -> None:
     record = served_in_batches("arrival", load=0.4)
     record.requests["chunks"] += 5
