@@ -57,7 +57,8 @@ def _value(value: int | float | str) -> str:
 def _batch_words(story: Story) -> str:
     batch = story.batch
     assert batch is not None
-    words = f"{batch.batch_id} on worker {batch.worker}, {counted(batch.size, 'request')}"
+    inferred = ", inferred from answers" if batch.inferred else ""
+    words = f"{batch.batch_id} on worker {batch.worker}{inferred}, {counted(batch.size, 'request')}"
     if batch.padding_share:
         words += f", {share(batch.padding_share)} of it padding"
     if batch.first_shape:
@@ -114,7 +115,7 @@ def _event_words(event: Happening) -> str:
 
 def wait_words(wait: Wait) -> str:
     """The wait, and how long its threads had been busy before."""
-    thread = "a worker" if wait.resource == "queue" else "a prepare thread"
+    thread = {"queue": "a worker", "server": "a server"}.get(wait.resource, "a prepare thread")
     words = f"It waited {from_ns(wait.duration_ns)} for {thread}"
     if wait.busy_since_ns < wait.at_ns:
         words += f", busy without a break since {from_ns(wait.at_ns - wait.busy_since_ns)} before that wait began"

@@ -75,6 +75,7 @@ class BatchFacts(Document):
     :param members: ids of its recorded members, in the order in which they were finished; possibly not all.
     :param padding_share: share of the collated batch's elements that were padding; ``None`` if unknown.
     :param retried: it failed as a whole, and its members ran one by one.
+    :param inferred: the service is seen from outside: the times of its answers show who shared a batch.
     """
 
     batch_id: int
@@ -84,14 +85,16 @@ class BatchFacts(Document):
     padding_share: float | None
     first_shape: bool
     retried: bool
+    inferred: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder(Document):
-    """A batch that held a worker, or a prepare that held its thread, while the request waited or before it came.
+    """A batch that held a worker, or a request that held a prepare thread or a server, while the request waited or
+    before it came.
 
-    :param label: the batch's number, or the id of the request that was prepared.
-    :param thread: number of the worker or prepare thread.
+    :param label: the batch's number, or the id of that request.
+    :param thread: number of the worker, prepare thread or server.
     :param size: requests in it.
     :param at_ns: when it began to hold the thread; negative before the request's arrival.
     :param held_ns: for how long in all; ``within_ns`` of that while the request waited.
@@ -136,7 +139,8 @@ class Others(Document):
 class Wait(Document):
     """A wait for a thread, and its holders, back to the time when that thread was last idle.
 
-    :param resource: ``prepare`` (a thread of the pool) or ``queue`` (a worker).
+    :param resource: ``prepare`` (a thread of the pool), ``queue`` (a worker), or ``server`` (of a service seen from
+        outside, which serves one request at a time).
     :param busy_since_ns: since when the threads were busy without a break, from the request's arrival.
     :param idle_ns: the part of the wait that no recorded work of any such thread covers.
     :param holders: the most important ones, in order of time; ``others`` the rest.

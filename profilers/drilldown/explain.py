@@ -59,7 +59,8 @@ class _Explainer:
         self.enqueued = handed + rows["prepare_ns"]
         self.sorted_ok = np.sort(record.latencies_ns())
         line = service_line(evidence)
-        self.workers = Lanes(batch_costs(evidence, line), batches["open_ns"], batches["free_ns"])
+        freed = None if evidence.setup.outside else batches["free_ns"]  # not visible from outside
+        self.workers = Lanes(batch_costs(evidence, line), batches["open_ns"], freed)
         self.pool = Lanes(prepare_costs(evidence, line), handed)
 
     def story(self, chosen: Chosen) -> Story:
@@ -127,7 +128,7 @@ class _Explainer:
 
     def _batch(self, row: int) -> BatchFacts | None:
         batch, batches = int(self.evidence.batch_of[row]), self.evidence.batches
-        if batch < 0 or self.evidence.setup.outside:  # a service seen from outside shows no batches
+        if batch < 0 or not self.evidence.setup.batched:
             return None
         real, padded = int(batches["real_elements"][batch]), int(batches["padded_elements"][batch])
         return BatchFacts(
@@ -138,10 +139,11 @@ class _Explainer:
             padding_share=max(padded - real, 0) / padded if padded > 0 and real > 0 else None,
             first_shape=bool(batches["first_shape"][batch]),
             retried=bool(batches["retried"][batch]),
+            inferred=self.evidence.setup.outside,
         )
 
     def _waits(self, row: int) -> tuple[Wait, ...]:
-        if self.evidence.setup.outside:
+        if self.evidence.setup.servers == 0:  # what it waited behind is unknown
             return ()
         rows, batch = self.evidence.rows, int(self.evidence.batch_of[row])
         arrival = int(rows["arrival_ns"][row])
@@ -150,9 +152,10 @@ class _Explainer:
         taken = enqueued + int(rows["queue_ns"][row])
         if batch >= 0 and self.evidence.batches["retried"][batch]:  # alone, after its batch failed
             taken = max(taken, int(self.evidence.batches["open_ns"][batch]))
+        resource = "queue" if self.evidence.setup.batched else "server"
         waits = (
             self.pool.wait("prepare", arrival, handed, begun, self._prepared),
-            self.workers.wait("queue", arrival, enqueued, taken, partial(self._served, row)),
+            self.workers.wait(resource, arrival, enqueued, taken, partial(self._served, row)),
         )
         return tuple(wait for wait in waits if wait is not None)
 
@@ -177,4 +180,5 @@ class _Explainer:
             facts.append("warm-up")
         size = int(batches["size"][batch])
         overtook = int(np.count_nonzero(self.enqueued[members] > since))
-        return str(int(batches["batch_id"][batch])), size, overtook, tuple(facts)
+        label = str(int(batches["batch_id"][batch])) if self.evidence.setup.batched else self._id(int(members[0]))
+        return label, size, overtook, tuple(facts)

@@ -95,12 +95,15 @@ def _culprit(story: Story) -> str:
     if wait is None or wait.duration_ns < _WORTH * story.latency_ns:
         return ""
     ahead = len(wait.holders) + (wait.others.count if wait.others else 0)
-    what = "batch" if wait.resource == "queue" else "prepare"
+    what = {"queue": "batch", "server": "request"}.get(wait.resource, "prepare")
     worst = max(wait.holders, key=_weight, default=None)
     if worst is None:
         return ""
     requests = f"{count(worst.size)} request{'s' if worst.size != 1 else ''}"
-    name = f"batch {worst.label} ({requests})" if what == "batch" else f"the prepare of {worst.label}"
+    name = {"batch": f"batch {worst.label} ({requests})", "request": worst.label}.get(
+        what, f"the prepare of {worst.label}"
+    )
+    thread = {"batch": "worker", "request": "server"}.get(what, "thread")
     many = f" {count(ahead)} {what}{'es' if what == 'batch' else 's'} ran ahead of it"
     if worst.excess_ns < 0.2 * worst.typical_ns:
         return f"{many}, none of which took much longer than usual." if ahead > 1 else ""
@@ -108,7 +111,7 @@ def _culprit(story: Story) -> str:
     reason = f", mostly because of {why}" if why else ""
     opening = f"{many}; {name}" if ahead > 1 else f" Ahead of it, {name}"
     return (
-        f"{opening} held the {'worker' if what == 'batch' else 'thread'} for {from_ns(worst.held_ns)}, where "
+        f"{opening} held the {thread} for {from_ns(worst.held_ns)}, where "
         f"{from_ns(worst.typical_ns)} is typical{reason}."
     )
 

@@ -91,6 +91,11 @@ class Setup:
         self.expandable = bool(meta.device_memory.get("settings", {}).get("expandable_segments"))
 
     @property
+    def batched(self) -> bool:
+        """False for a service seen from outside that shows no batches: single requests stand for them."""
+        return not self.outside or self.rule is not None
+
+    @property
     def capacity_text(self) -> str:
         """``2 workers, batches of up to 8``, or for a service seen from outside ``2 servers``."""
         if self.servers is not None and self.rule is None:

@@ -18,11 +18,14 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.drilldown.explain import tell
 from latfix.profilers.drilldown.selection import check_ids, check_slowest, choose_ids, choose_slowest, nearest
 from latfix.profilers.drilldown.wait_chain import MOST_LISTED
+from latfix.reports.request_rows import header_facts, wait_words
 from latfix.results.request_explanation import Holder, Others, Story, Wait
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE
 from latfix.stages import STAGES, Status
 from latfix.traffic.schedule import Traffic
+from tests.profilers.evidence.outside.test_inferred_batches import served_in_batches
+from tests.profilers.evidence.outside.test_outside_view import arrivals, recorded, served, services
 from tests.records import build_record
 
 MS = 1_000_000
@@ -511,3 +514,24 @@ def test_the_document_is_plain_json() -> None:
     assert {entry["class"] for entry in document["entries"]} <= {"measured", "counted", "modelled", "remainder"}
     (holder,) = document["waits"][0]["holders"]
     assert holder["excess_ns"] == sum(cause["ns"] for cause in holder["causes"])
+
+
+def test_what_a_request_waited_behind_at_a_server_seen_from_outside() -> None:
+    at = arrivals(70.0)
+    record = recorded(at, served(at, services(), 1))
+    story = explained(record)[0]
+    (wait,) = story.waits
+    assert wait.resource == "server" and story.batch is None
+    ahead = int(story.index) - np.arange(1, 4)
+    assert {f"r{index}" for index in ahead} <= set(by_label(wait))
+    assert "requests ran ahead of it" in story.sentence and "batch" not in story.sentence
+    assert wait_words(wait).startswith("It waited") and "for a server" in wait_words(wait)
+
+
+def test_the_batches_of_a_service_seen_from_outside_are_inferred() -> None:
+    story = explained(served_in_batches("arrival", load=0.85, window_ms=0.0))[0]
+    assert story.batch is not None and story.batch.inferred and story.id in story.batch.members
+    assert "inferred from answers" in dict(header_facts(story))["batch"]
+    holders = queue_of(story).holders
+    assert all(holder.size <= 8 and holder.held_ns > 10 * MS for holder in holders)
+    assert holders[-1].label == str(story.batch.batch_id - 1)

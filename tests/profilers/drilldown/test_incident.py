@@ -10,7 +10,8 @@ from latfix.profilers.drilldown.selection import choose_slowest
 from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from tests.profilers.drilldown.test_explain import Line
-from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded, served, services
+from tests.profilers.evidence.outside.test_inferred_batches import served_in_batches
+from tests.profilers.evidence.outside.test_outside_view import MS, recorded
 
 
 def diagnosed(gc: dict[int, float]) -> Diagnosis:
@@ -38,12 +39,17 @@ def test_a_service_seen_from_outside_has_no_batches_or_workers() -> None:
     (line,) = [line for line in diagnosis_answer(found).lines if line.label == "when"]
     assert line.words.startswith("All of p99 is one moment: ") and line.words.endswith("11 requests.")
 
-    at = arrivals(80.0)
-    for each in (record, recorded(at, served(at, services(), 1))):  # the second one shows a queue
-        (story,) = tell(each, diagnose(each).ledger, choose_slowest(each, 1))
-        assert story.batch is None and story.waits == ()
-        assert all(stage.account is None and not stage.parts for stage in story.stages)
-        assert "batch" not in story.sentence and "worker" not in story.sentence
+    (story,) = tell(record, found.ledger, choose_slowest(record, 1))
+    assert story.batch is None and story.waits == ()
+    assert all(stage.account is None and not stage.parts for stage in story.stages)
+    assert "batch" not in story.sentence and "worker" not in story.sentence
+
+
+def test_an_inferred_batch_that_held_the_worker_is_named() -> None:
+    incident = diagnose(served_in_batches("arrival", load=0.4, window_ms=0.0, stalls=1, n=600)).incident
+    assert incident is not None and incident.batch is not None and incident.worker == 0
+    assert incident.held_ms is not None and incident.typical_ms is not None
+    assert 30 < incident.held_ms - incident.typical_ms < 45  # the planted stall is 40 ms
 
 
 def test_slow_requests_in_several_places_are_no_incident() -> None:
