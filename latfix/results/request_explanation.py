@@ -85,7 +85,7 @@ class BatchFacts(Document):
     padding_share: float | None
     first_shape: bool
     retried: bool
-    inferred: bool = False
+    inferred: bool = field(default=False, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
