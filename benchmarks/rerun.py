@@ -66,7 +66,8 @@ CATALOGUE = {
         measures=("latfix/statistics", "runners/gate"),
     ),
     "gates.json": Result(
-        command="{python} -m benchmarks.gates.gates --simulated 2000 --planted-simulated 200 --rounds 40",
+        command="{python} -m benchmarks.gates.gates --simulated 2000 --planted-simulated 200 --ended-simulated 300 "
+        "--rounds 40",
         measures=("latfix/statistics", "latfix/gates"),
     ),
     "gpu.json": Result(  # needs a GPU

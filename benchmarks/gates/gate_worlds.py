@@ -192,3 +192,9 @@ PLANTED: dict[str, Planted] = {
     ),
     "random pauses lengthened": Planted(world=World(pauses=0.02, pause=8.0), lengthen=True),
 }
+
+#: Overloads that a faster service ends, with the factor on its service times.
+ENDED: dict[str, tuple[World, float]] = {
+    "overload ends, rare pauses": (World(load=1.3, noise=0.1, pauses=0.004, pause=15.0, restart=0.05), 0.3),
+    "overload ends, neighbors": (World(load=1.2, noise=0.1, neighbor=0.6, restart=0.05), 0.4),
+}

@@ -2,10 +2,11 @@
 
 Two parts, each merged into the results file as soon as it is done:
 
-    python -m benchmarks.gates.gates.gates --simulated 2000 --planted-simulated 300
-        queues on simulated machines (gate_worlds.py) compared with themselves, and with p99 a tenth higher
+    python -m benchmarks.gates.gates --simulated 2000 --planted-simulated 300 --ended-simulated 300
+        queues on simulated machines (gate_worlds.py) compared with themselves, with p99 a tenth higher, and with
+        an overload that ends
 
-    python -m benchmarks.gates.gates.gates --rounds 60 --work /tmp/gates
+    python -m benchmarks.gates.gates --rounds 60 --work /tmp/gates
         a small service on real processes: each round replays it twice, and a copy whose every request takes a tenth
         longer, on fresh processes; comparisons are then drawn from the rounds
 
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gates.gate_worlds import PLANTED, WORLDS, Bench, Floats, World
+from benchmarks.gates.gate_worlds import ENDED, PLANTED, WORLDS, Bench, Floats, World
 from benchmarks.gates.real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
 from benchmarks.result_file import RESULTS, earlier_result, write_result
 from latfix.runners.optimize.final_replay import MOST_ROUNDS
@@ -37,12 +38,13 @@ from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.statistics.decision import FINAL, Rule
 from latfix.statistics.distributions import wilson_interval
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
-from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, Rounds, allowance, between, decision_bounds
+from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, Rounds, allowance, decision_bounds, round_bounds
 
 KEYS: dict[str, float | None] = {"mean": None, "p95": 0.95, "p99": 0.99}
 FIXED = (1, 2, 3, 4, 5, 8, 12, 15)
 MOST = MOST_ROUNDS
 REQUESTS_A_ROUND = (300, 1000, 3000)
+REQUESTS_ENDED = 300
 #: Numbers of real rounds that are evaluated once.
 REAL_ROUNDS = (5, 10, 15, 20, 25, 30)
 CHUNK = 25
@@ -53,8 +55,8 @@ REPLICATES = 200
 def verdict(base: list[Floats], new: list[Floats], each: Floats, q: float | None, rule: Rule) -> str:
     """``better``, ``worse`` or ``other``, by latfix's decision bounds.
 
-    For speed, the 95 % interval, which can only widen the bounds, is computed only where it decides. Bounds are
-    not computed if one part of them contains 1.
+    For speed, the 95 % interval, which can widen the bounds, is computed only where it decides. Bounds are not
+    computed if one part of them contains 1.
 
     :param each: the rounds' log ratios.
     """
@@ -62,16 +64,16 @@ def verdict(base: list[Floats], new: list[Floats], each: Floats, q: float | None
     if few and abs(log_ratio(np.concatenate(base), np.concatenate(new), q)) <= allowance(each, rule):
         return "other"
     if not few:
-        mean, half = between(each, rule.level)
-        if mean - half <= 0 <= mean + half:
+        least, most = round_bounds(each, rule.level)
+        if least <= 0 <= most:
             return "other"
     scored = Rounds.of(base, new, paired=True)
     found = _side(decision_bounds(scored, q, rule))
-    if few and found == "other" and q is not None and _side(decision_bounds(scored, None, rule)) != "other":
-        # A percentile whose slow requests are in few stretches uses the decided mean and its own interval.
-        key = next(key for key, fraction in KEYS.items() if fraction == q)
-        return _side(arm_ratios(base, new, seed=0, replicates=REPLICATES, keys=[key], rule=rule)[key].bounds)
-    return found
+    if found == "other" and (not few or q is None or _side(decision_bounds(scored, None, rule)) == "other"):
+        return found
+    # A percentile whose slow requests are in few stretches uses the decided mean and its own interval.
+    key = next(key for key, fraction in KEYS.items() if fraction == q)
+    return _side(arm_ratios(base, new, seed=0, replicates=REPLICATES, keys=[key], rule=rule)[key].bounds)
 
 
 def _side(bounds: tuple[float, float]) -> str:
@@ -176,6 +178,17 @@ def run_simulated(options: argparse.Namespace, document: dict[str, Any], save: C
                 document.setdefault("simulated_planted", {}).setdefault(name, {})[str(requests)] = found
                 print(line(f"{name}, {requests} requests, p99 (x{factor:.3f})", found["p99"]), flush=True)
                 save()
+
+
+def run_ended(options: argparse.Namespace, document: dict[str, Any], save: Callable[[], None]) -> None:
+    """How often an overload that ends is called better."""
+    for name, (world, factor) in ENDED.items():
+        if options.ended_simulated:
+            counts = simulate(world, REQUESTS_ENDED, factor, False, options.ended_simulated, options.jobs)
+            found = {"factor": factor, **rates(counts, ("better",))}
+            document.setdefault("simulated_ended", {})[name] = found
+            print(line(f"{name}, p99", found["p99"]), flush=True)
+            save()
 
 
 def run_real(options: argparse.Namespace, document: dict[str, Any], save: Callable[[], None]) -> None:
@@ -285,6 +298,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--simulated", type=int, default=0, help="comparisons of each world with itself")
     parser.add_argument("--planted-simulated", type=int, default=0, help="comparisons with p99 a tenth higher")
+    parser.add_argument("--ended-simulated", type=int, default=0, help="comparisons of an overload that ends")
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS_A_ROUND), help="of one replay")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), help="only these; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="processes of the simulated part")
@@ -301,6 +315,7 @@ def main() -> int:
 
     with contextlib.suppress(KeyboardInterrupt):
         run_simulated(options, document, save)
+        run_ended(options, document, save)
         if options.rounds:
             run_real(options, document, save)
         return 0

@@ -57,13 +57,14 @@ def arm_ratios(
 
     - *within rounds*: moving blocks of request positions are drawn, the same in both arms, so that what the
       arms share (the traffic, its bursts, the machine's drift over the round) cancels;
-    - *between rounds*, with three or more: leaving out one round at a time (jackknife), with Student's t for
-      the number of rounds. Only this covers effects of a restart or of a neighbor on one arm.
+    - *between rounds*, with three or more: whole rounds are drawn, with Student's t for the number of rounds. Only
+      this covers effects of a restart or of a neighbor on one arm.
 
-    The 95 % interval is the wider of the two. With two rounds, the spread between them is added as far as it exceeds
-    what the blocks explain (Welch and Satterthwaite). **With one round, an effect on one arm for the whole replay
-    looks like a difference**: the interval then covers what the requests of these two replays show, not the effect
-    of the next restart; the decision bounds allow for it.
+    The 95 % interval is the wider of the two, to either side: a round that was slower than all others by a factor
+    says that the ratio may be lower, not that it may be higher by as much. With two rounds, the spread between them
+    is added as far as it exceeds what the blocks explain (Welch and Satterthwaite). **With one round, an effect on
+    one arm for the whole replay looks like a difference**: the interval then covers what the requests of these two
+    replays show, not the effect of the next restart; the decision bounds allow for it.
 
     :param base_blocks: for each round the latencies, any unit, in order of the schedule; NaN if the
         request did not end ``ok``. Both arms have the same length in a round; if they differ, the
@@ -88,18 +89,23 @@ def arm_ratios(
             return _by_rounds(each, np.asarray(control, dtype=np.float64), value, left_out, rule)
     scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
     rng = np.random.default_rng(seed)
-    drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
+    drawn = np.array(list(_resampled(rounds, _blocks(rounds, rng, replicates, paired))))
+    whole = np.array(list(_resampled(rounds, _whole(rounds, rng, replicates)))) if len(rounds) > 2 else None
     fewest = min(int((~np.isnan(np.concatenate(blocks))).sum()) for blocks in (base_blocks, new_blocks))
     estimates: dict[str, RatioEstimate] = {}
     least, most = decision_bounds(scored, None, rule)
     better = True if most < 1.0 else False if least > 1.0 else None
     for key in keys:
         k = _ORDER.index(key)
-        half = math.inf  # a single request has no spread
+        sides = (math.inf, math.inf)  # a single request has no spread
         if fewest > 1:
-            half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
-        lean = None if better is None or key not in QUANTILES else Lean(better, _SURER * half)
-        estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
+            freedom = _ratio_evidence(key, rounds)
+            if whole is None:
+                sides = _few(drawn[:, k], freedom, left_out[:, k])
+            else:
+                sides = _many(float(value[k]), drawn[:, k], freedom, whole[:, k], len(rounds))
+        lean = None if better is None or key not in QUANTILES else Lean(better, _SURER * sides[better])
+        estimates[key] = _estimate(float(value[k]), sides, scored, QUANTILES.get(key), rule, lean)
     return estimates
 
 
@@ -123,11 +129,11 @@ class _Round:
 
 
 def _estimate(
-    center: float, half: float, scored: Rounds, q: float | None, rule: Rule, lean: Lean | None
+    center: float, sides: tuple[float, float], scored: Rounds, q: float | None, rule: Rule, lean: Lean | None
 ) -> RatioEstimate:
-    if not (math.isfinite(center) and math.isfinite(half)):
+    if not all(map(math.isfinite, (center, *sides))):
         return RatioEstimate(value=math.exp(center), lo=math.nan, hi=math.nan, rounds=scored.count)
-    lo, hi = math.exp(center - half), math.exp(center + half)
+    lo, hi = math.exp(center - sides[0]), math.exp(center + sides[1])
     least, most = decision_bounds(scored, q, rule, lean)
     return RatioEstimate(
         value=math.exp(center),
@@ -136,7 +142,7 @@ def _estimate(
         decision=(min(least, lo), max(most, hi)),
         level=rule.level,
         rounds=scored.count,
-        spread=_spread(half, scored, q, rule),
+        spread=_spread(sum(sides) / 2, scored, q, rule),
     )
 
 
@@ -203,15 +209,31 @@ def _log_ratio(rounds: Sequence[_Round]) -> Floats:
     return log_quotient(new, base)
 
 
-def _resampled(rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool) -> Iterator[Floats]:
+def _resampled(rounds: Sequence[_Round], draws: Iterator[tuple[Ints, Ints]]) -> Iterator[Floats]:
+    """Log ratios of resamples.
+
+    :param draws: how often each request of the base is in one, all rounds in a row, and each of the new arm.
+    """
     base = SortedSample.of(np.concatenate([r.base for r in rounds]))
     new = SortedSample.of(np.concatenate([r.new for r in rounds]))
+    for ours, theirs in draws:
+        yield log_quotient(new.statistics(_FRACTIONS, theirs), base.statistics(_FRACTIONS, ours))
+
+
+def _blocks(
+    rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool
+) -> Iterator[tuple[Ints, Ints]]:
+    """Blocks of neighbors drawn from each round."""
     for _ in range(replicates):
         counts = [r.counts(rng, paired) for r in rounds]
-        yield log_quotient(
-            new.statistics(_FRACTIONS, np.concatenate([second for _, second in counts])),
-            base.statistics(_FRACTIONS, np.concatenate([first for first, _ in counts])),
-        )
+        yield np.concatenate([ours for ours, _ in counts]), np.concatenate([theirs for _, theirs in counts])
+
+
+def _whole(rounds: Sequence[_Round], rng: np.random.Generator, replicates: int) -> Iterator[tuple[Ints, Ints]]:
+    """Whole rounds drawn."""
+    for _ in range(replicates):
+        times = np.bincount(rng.integers(0, len(rounds), len(rounds)), minlength=len(rounds))
+        yield np.repeat(times, [len(r.base) for r in rounds]), np.repeat(times, [len(r.new) for r in rounds])
 
 
 def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
@@ -229,21 +251,48 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
     return evidence(np.concatenate(added))
 
 
-def _half_width(drawn: Floats, left_out: Floats, freedom: float) -> float:
-    """Half the 95 % interval's width on the logarithm; infinite if unknown."""
-    finite = drawn[np.isfinite(drawn)]
-    if len(finite) < max(2, len(drawn) // 2):
-        return math.inf
-    within = float(np.var(finite, ddof=1))
-    half = student_t(0.95, freedom) * math.sqrt(within)
-    rounds = len(left_out)
-    if rounds < 2 or not np.isfinite(left_out).all():
-        return half
-    apart = (rounds - 1) / rounds * float(((left_out - left_out.mean()) ** 2).sum())
-    if rounds > 2:
-        return max(half, student_t(0.95, rounds - 1) * math.sqrt(apart))
-    excess = max(0.0, apart - within)
+def _few(drawn: Floats, freedom: float, left_out: Floats) -> tuple[float, float]:
+    """How far the 95 % interval of one or two rounds reaches below and above, on the logarithm; infinite if unknown.
+
+    :param drawn: log ratios of resampled blocks; ``freedom`` their degrees of freedom.
+    :param left_out: log ratios without each round. Two rounds that differ more than the blocks explain add to it.
+    """
+    finite = _known(drawn)
+    if finite is None:
+        return math.inf, math.inf
+    within, excess = float(np.var(finite, ddof=1)), 0.0
+    if len(left_out) == 2 and np.isfinite(left_out).all():
+        excess = max(0.0, float(np.square(left_out - left_out.mean()).sum()) / 2 - within)
     total = within + excess
     if total <= 0:
-        return 0.0
-    return student_t(0.95, total**2 / (within**2 / freedom + excess**2)) * math.sqrt(total)
+        return 0.0, 0.0
+    half = student_t(0.95, total**2 / (within**2 / freedom + excess**2)) * math.sqrt(total)
+    return half, half
+
+
+def _many(center: float, drawn: Floats, freedom: float, whole: Floats, rounds: int) -> tuple[float, float]:
+    """The same of three and more rounds: the wider of what blocks and whole rounds show.
+
+    Resamples of a few rounds vary less than new rounds would. The factor makes it Student's interval where the
+    rounds' ratios are normal (Hesterberg, 2015).
+
+    :param center: the log ratio of all rounds together.
+    :param whole: log ratios of resampled rounds.
+    """
+    factors = student_t(0.95, freedom), student_t(0.95, rounds - 1) * math.sqrt(rounds / (rounds - 1))
+    reach = [0.0, 0.0]
+    for factor, resampled in zip(factors, (drawn, whole), strict=True):
+        finite = _known(resampled)
+        if finite is not None:
+            for k, deviations in enumerate((center - finite, finite - center)):
+                spread = math.sqrt(2 * float(np.square(np.maximum(deviations, 0)).mean()))
+                reach[k] = max(reach[k], factor * spread)
+        elif resampled is drawn:
+            return math.inf, math.inf
+    return reach[0], reach[1]
+
+
+def _known(drawn: Floats) -> Floats | None:
+    """The finite ones; ``None`` if too few are."""
+    finite = drawn[np.isfinite(drawn)]
+    return None if len(finite) < max(2, len(drawn) // 2) else finite

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Floats
 from latfix.statistics.block_bootstrap import block_length, statistic
-from latfix.statistics.decision import Rule
+from latfix.statistics.decision import FINAL, Rule
 from latfix.statistics.distributions import normal_quantile, student_t
 
 #: With five fresh processes per arm, their order alone is one of 252 (2/252 = 0.8 %): from here on no effect of
@@ -47,6 +47,8 @@ VARIES_FROM = 3
 #: (three times as fast), the spread among rounds is irrelevant: a service that is overloaded before and not after
 #: never repeats itself. By chance, three rounds do so once in 230 comparisons if restarts have twice the effect.
 _CLEAR = 2.25
+#: A round's ratio beyond this is evidence of no more than this.
+_FAR = math.log(5)
 #: Fewer requests do not show their dependence.
 _LEAST_SEEN = 100
 _FARTHEST = math.log(1e4)
@@ -158,11 +160,11 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
         return (math.nan, math.nan)
     below, above = (_reach(rounds, q, center, side, rule.level) for side in (-1, 1))
     if rounds.count >= FREE_OF_ALLOWANCE:
-        mean, half = between(each, rule.level)
+        least, most = round_bounds(each, rule.level)
         # If the difference lies in one stretch of each replay (a backlog that grew), scores never bound it; the
         # rounds are independent events.
-        lo = mean - half if math.isinf(below) else min(center - below, mean - half)
-        hi = mean + half if math.isinf(above) else max(center + above, mean + half)
+        lo = least if math.isinf(below) else min(center - below, least)
+        hi = most if math.isinf(above) else max(center + above, most)
     else:
         allowed = allowance(each, rule, amplified=rounds.backlog)
         if lean is not None and lean.upper and math.isinf(above):
@@ -187,6 +189,23 @@ def between(each: Floats, level: float, *, fitted: int = 0) -> tuple[float, floa
     return float(each.mean()), student_t(1.0 - level, len(each) - 1 - fitted) * spread
 
 
+def round_bounds(each: Floats, level: float) -> tuple[float, float]:
+    """Bounds of the rounds' log ratio by Student's t, of the ratios as they are or limited to a fifth or five.
+
+    A service that is overloaded before and not after never repeats itself: rounds of 0.02 to 0.3 are all far better,
+    and vary by more than five of them could decide. How much a round is beyond five times as fast is therefore left
+    out, if that decides more; the rest varies as much as restarts with piled-up work at least.
+    """
+    mean, half = between(each, level)
+    bounds = []
+    for side, plain in ((-1, half - mean), (1, mean + half)):
+        limited = np.maximum(side * each, -_FAR)
+        deviation = max(float(limited.std(ddof=1)), _AMPLIFIED * FINAL.restart_sd)
+        reach = student_t(1.0 - level, len(each) - 1) * deviation / math.sqrt(len(each))
+        bounds.append(side * min(plain, float(limited.mean()) + reach))
+    return bounds[0], bounds[1]
+
+
 def allowance(each: Floats, rule: Rule, *, amplified: bool = False) -> float:
     """The allowance for restarts in the logarithm of the ratio of a few rounds, to either side.
 
@@ -203,7 +222,8 @@ def allowance(each: Floats, rule: Rule, *, amplified: bool = False) -> float:
     known = rule.restart_sd * (_AMPLIFIED if amplified else 1.0)
     count = len(each)
     freedom = _KNOWN + count - 1
-    squares = float(((each - each.mean()) ** 2).sum())
+    limited = np.clip(each, -_FAR, _FAR)
+    squares = float(((limited - limited.mean()) ** 2).sum())
     deviation = math.sqrt((_KNOWN * known**2 + squares) / freedom)
     allowed = student_t(1.0 - rule.level, freedom) * deviation / math.sqrt(count)
     clear = min(float(each.max()), -float(each.min())) < -_CLEAR * _AMPLIFIED * rule.restart_sd

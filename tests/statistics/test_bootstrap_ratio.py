@@ -13,7 +13,7 @@ import pytest
 from latfix.statistics.bootstrap_ratio import RATIO_KEYS, arm_ratios
 from latfix.statistics.decision import SCREENING, RatioEstimate, Rule, judge
 from latfix.statistics.latency_summary import summarize_ms
-from latfix.statistics.score_bounds import Rounds, allowance, between, decision_bounds
+from latfix.statistics.score_bounds import Rounds, allowance, between, decision_bounds, round_bounds
 
 Floats = npt.NDArray[np.float64]
 Arms = tuple[list[Floats], list[Floats]]
@@ -175,6 +175,30 @@ def test_five_rounds_detect_a_tenth_that_one_cannot() -> None:
     new = [series * 1.1 * math.exp(rng.normal(0, 0.005)) for _ in range(5)]
     assert judge(ratio_of([series] * 5, new, "p95", seed=0)) == "worse"
     assert judge(ratio_of([series] * 3, new[:3], "p95", seed=0)) == "undecided"
+
+
+def test_rounds_that_are_all_far_better_decide_however_much_they_vary() -> None:
+    """A backlog that is there before and not after: the ratio varies by a factor of twenty."""
+    ratios = np.log([0.02, 0.04, 0.02, 0.34, 0.02])
+    mean, half = between(ratios, Rule().level)
+    assert mean + half > math.log(0.8)  # hardly decided
+    least, most = round_bounds(ratios, Rule().level)
+    assert least == mean - half and most < math.log(0.8)
+    assert round_bounds(-ratios, Rule().level) == pytest.approx((-most, -least))
+    assert round_bounds(np.log([0.02, 0.04, 0.02, 1.5, 0.02]), Rule().level)[1] > 0
+    alike = np.log([0.9, 0.91, 0.89, 0.9, 0.92])  # nothing is limited where rounds agree
+    mean, half = between(alike, Rule().level)
+    assert round_bounds(alike, Rule().level) == pytest.approx((mean - half, mean + half))
+
+
+def test_a_round_that_is_slow_does_not_make_the_ratio_of_all_look_higher() -> None:
+    """Four rounds are fifty times as fast, one three times: together they are between the two, not above both."""
+    rng = np.random.default_rng(21)
+    base = [rng.lognormal(0, 0.3, 300) for _ in range(5)]
+    new = [series * (0.33 if k == 2 else 0.02) for k, series in enumerate(base)]
+    found = ratio_of(base, new, "p99", seed=0)
+    assert 0.2 < found.value < 0.4 and found.hi < 0.8 and found.lo < 0.02
+    assert judge(found) == "better"
 
 
 def test_the_bounds_follow_the_spread_of_rounds() -> None:
