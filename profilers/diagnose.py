@@ -36,6 +36,7 @@ from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
 from latfix.profilers.code_lines.slow_lines import slow_lines, stack_times
 from latfix.profilers.drilldown.incident import incident_of
+from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.server_advice import with_advice
@@ -244,14 +245,15 @@ class _Findings:
 
     def _outside(self) -> dict[str, Any]:
         """For a service behind an address: its address and its figures."""
-        meta, servers = self.source.meta, self.baselines.evidence.setup.servers
-        if servers is None:
+        meta, setup = self.source.meta, self.baselines.evidence.setup
+        if setup.servers is None:
             return {}
+        serving = Serving(servers=setup.servers, rule=setup.rule)
         record = self.source.stretch(0, len(self.source))
         return {
             "seen": tuple(cause.id for cause in CAUSES if cause.shows(self.baselines.evidence)),
             "source": Source(kind="http", path=str(meta.source.get("path", ""))),
-            "service": service_figures(record, servers, self.totals.tail_ns),
+            "service": service_figures(record, serving, self.totals.tail_ns),
         }
 
     def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:

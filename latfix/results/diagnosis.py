@@ -470,11 +470,28 @@ class LatencyPart(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InferredBatches(Document):
+    """How a service behind an address gathers requests in batches, as the times of its answers show.
+
+    :param timer: since when a batch is held open for ``window_ms``: ``arrival`` of its first request, ``worker`` (a
+        worker takes it up), or ``batcher`` (as ``arrival``, with batches that line up for a worker).
+    :param limit: the most requests of one batch; ``None`` if it was never reached.
+    :param explained_share: of batches with company, those with the members that this rule says.
+    """
+
+    timer: str
+    window_ms: float
+    limit: int | None
+    explained_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFigures(Document):
     """Facts about a service besides its requests' latency; ``None`` if unknown.
 
     :param connections: number of opened connections; ``connect_ms`` the time to open one, by percentile.
     :param servers: the number of servers that one queue was observed to feed.
+    :param batches: how they gather requests in batches, if they do.
     :param metrics: by name, its reported values before, after, and at most.
     :param parts: of the latency, if the service reports where its requests' time went.
     :param parts_known: how: the means of intervals, or by request.
@@ -489,6 +506,7 @@ class ServiceFigures(Document):
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     parts: tuple[LatencyPart, ...] = field(default=(), metadata=json_key(omit_empty=True))
     parts_known: str = field(default="", metadata=json_key(omit_empty=True))
+    batches: InferredBatches | None = field(default=None, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,20 @@ import math
 
 import numpy as np
 
+from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter
 from latfix.profilers.evidence.outside.standstills import streamed_parts
 from latfix.profilers.services.stage_metrics import upper_bound_s
-from latfix.results.diagnosis import Goodput, LatencyPart, ProcessFigures, ServiceFigures, StreamFigures
+from latfix.queueing.batch_inference import Rule
+from latfix.results.diagnosis import (
+    Goodput,
+    InferredBatches,
+    LatencyPart,
+    ProcessFigures,
+    ServiceFigures,
+    StreamFigures,
+)
 from latfix.run_record.run_record import RunRecord, Throughput
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
@@ -18,10 +27,10 @@ from latfix.statistics.latency_summary import summarize_ms
 _METRICS = "metrics."
 
 
-def service_figures(record: RunRecord, servers: int | None, tail_ns: float) -> ServiceFigures:
+def service_figures(record: RunRecord, serving: Serving, tail_ns: float) -> ServiceFigures:
     """Figures of the service besides its latency.
 
-    :param servers: number of servers behind its queue, if known.
+    :param serving: servers behind its queue, and how they gather batches, if known.
     :param tail_ns: latency from which a request is one of the tail.
     """
     rows = record.requests
@@ -31,13 +40,20 @@ def service_figures(record: RunRecord, servers: int | None, tail_ns: float) -> S
     return ServiceFigures(
         connections=int(np.count_nonzero(fresh)),
         connect_ms=summarize_ms(took) if len(took) else None,
-        servers=servers or None,
+        servers=serving.servers or None,
+        batches=None if serving.rule is None else _batches(serving.rule),
         streams=_streams(record),
         goodput=_goodput(record),
         process=_process(record),
         metrics=_metrics(record),
         parts=_parts(record, told, tail_ns),
         parts_known=told.known_as if told.parts else "",
+    )
+
+
+def _batches(rule: Rule) -> InferredBatches:
+    return InferredBatches(
+        timer=rule.timer, window_ms=rule.window_ns / 1e6, limit=rule.limit, explained_share=1 - rule.wrong
     )
 
 

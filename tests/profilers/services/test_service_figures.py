@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.profilers.services.service_figures import service_figures
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE
@@ -40,7 +41,7 @@ def streamed(slo: dict[str, float]) -> RunRecord:
     ],
 )
 def test_a_good_request_meets_every_limit(slo: dict[str, float], met: int) -> None:
-    goodput = service_figures(streamed(slo), None, 0).goodput
+    goodput = service_figures(streamed(slo), Serving(), 0).goodput
     assert goodput is not None
     assert goodput.share == pytest.approx(met / 3)
     assert goodput.limits_ms == slo

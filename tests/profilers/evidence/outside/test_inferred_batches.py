@@ -52,6 +52,14 @@ def test_waits_for_batches_ahead_are_the_traffics(workers: int) -> None:
     assert f"{workers} worker{'s' * (workers > 1)}, batches of up to 8" in causes["traffic.burst"].evidence
 
 
+def test_the_rule_is_in_the_document() -> None:
+    service = diagnose(served_in_batches("arrival", load=0.85, window_ms=5.0, workers=2)).service
+    assert service is not None and service.batches is not None and service.servers == 2
+    found = service.batches
+    assert (found.timer, found.limit) == ("arrival", 8) and found.window_ms == pytest.approx(5.0, rel=0.1)
+    assert found.explained_share > 0.9
+
+
 def test_stages_as_a_client_sees_them_sum_to_the_latency() -> None:
     rows = with_queue(served_in_batches("arrival", load=0.6, window_ms=10.0)).requests
     stages = stage_values(rows)
