@@ -34,7 +34,7 @@ from latfix.reports.comparison_rows import (
     ratio_of,
     result_words,
 )
-from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key
+from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key, is_replay
 from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
 from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import FEW_ROUNDS, side_effect_words
@@ -108,7 +108,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     lines += _gates(gate_rows(found.gates), _passing_gate(key, finite(value), bounds))
     if closing := closing_advice(found):
         lines.append(Line(label=_NEXT, words=closing))
-    elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
+    elif is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label=_NEXT, words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
 
@@ -140,7 +140,7 @@ def _sample(found: Diagnosis) -> str:
     if _is_recording(found):
         return "this one recording"
     where = " on a disturbed machine" if found.disturbed else ""
-    alone = found.restarts is None and _is_replay(found)
+    alone = found.restarts is None and is_replay(found)
     more = ", which cannot show how much restarts differ; 5 rounds can: --rounds 5" if alone else ""
     return f"this one run{where}{more}"
 
@@ -170,14 +170,9 @@ def _recorded(found: Diagnosis) -> Iterator[Line]:
         yield Line(label="recorded", words="when the traffic was recorded: " + "; ".join(pairs))
 
 
-def _is_replay(found: Diagnosis) -> bool:
-    """True if the run can be replayed with a fix; a recording cannot."""
-    return found.source is None or found.source.kind == "replay"
-
-
 def _is_recording(found: Diagnosis) -> bool:
     """True if latfix only read it: neither replayed it nor sent it to an address."""
-    return not _is_replay(found) and (found.source is None or found.source.kind != "http")
+    return not is_replay(found) and (found.source is None or found.source.kind != "http")
 
 
 def _reasons(found: Diagnosis) -> Iterator[Line]:
@@ -189,14 +184,12 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
             reason += f"; cores used by {cause.culprit}"
         part = f", {percent(cause.share)} of {whole}" if found.is_timed else ""
         words = f"{cause.cause}{part}: {reason}"
-        if number and _is_replay(found):
+        if number and is_replay(found):
             yield Line(label="", words=words)
             continue
         if cause.predicted:
             words += f"; without it {cause.focus} would be {cause.predicted} ms"
-        fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it"
-        if not cause.fixes and not _is_replay(found):
-            fixes = ""
+        fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it" * cause.unfixed
         yield Line(label="" if number else "why", words=words + fixes)
     rest = next((cause for cause in found.causes if cause.cause == UNEXPLAINED), None)
     if found.source is not None and found.source.kind == "http" and rest is not None and rest.tail_share >= _MOSTLY:

@@ -196,6 +196,8 @@ class CauseAdvice:
 
     :param focus: label of the objective's percentile; ``now`` and ``predicted`` are its milliseconds, measured and
         without the cause; ``predicted`` is empty without a prediction.
+    :param unfixed: latfix knows no fix, where it could apply one: it runs neither a recording nor what is behind an
+        address.
     """
 
     cause: str
@@ -206,8 +208,14 @@ class CauseAdvice:
     now: str
     predicted: str
     fixes: tuple[str, ...]
+    unfixed: bool
     share: float
     tail_ms: float
+
+
+def is_replay(diagnosis: Diagnosis) -> bool:
+    """True if latfix ran the service, so that the run can be replayed with a fix."""
+    return diagnosis.source is None or diagnosis.source.kind == "replay"
 
 
 def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
@@ -227,6 +235,7 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
             now=significant((diagnosis.latency_ms_ok or diagnosis.latency_ms).get(key)),
             predicted="" if lost or finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms[key]),
             fixes=tuple(entry.fixes),
+            unfixed=is_replay(diagnosis) and not entry.fixes,
             share=_number(entry.tail_share),
             tail_ms=entry.tail_ms,
         )

@@ -389,7 +389,7 @@ def _cause_advice(entry: CauseAdvice) -> Text:
     if entry.fixes:
         text.append("; fixes: " if entry.predicted else "\nfixes: ")
         text.append_text(safe(", ".join(entry.fixes), "cyan"))
-    elif entry.predicted:
+    elif entry.predicted and entry.unfixed:
         text.append("; latfix has no fix for it")
     return text
 

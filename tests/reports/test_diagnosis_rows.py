@@ -176,3 +176,12 @@ def test_nothing_is_promised_for_a_percentile_that_is_lost(ordinary: Session) ->
     lost = replace(known, latency_ms={**found.latency_ms, "p99": AtLeast(50.0)}, latency_ms_ok=found.latency_ms)
     assert [advice.predicted for advice in cause_advice(known)] == ["3.00"]
     assert [advice.predicted for advice in cause_advice(lost)] == [""]
+
+
+def test_only_what_latfix_runs_is_said_to_have_no_fix(ordinary: Session) -> None:
+    found = replace(ordinary[1], causes=tuple(replace(each, fixes=()) for each in ordinary[1].causes))
+    behind = replace(found, source=Source(kind="http", path="http://h"))
+    for diagnosis, said in ((found, True), (behind, False)):
+        assert [each.unfixed for each in cause_advice(diagnosis)] == [said] * 2
+        shown = printed(render_diagnosis(diagnosis, folder=None, verbose=True))
+        assert ("latfix has no fix for it" in " ".join(shown.split())) == said
