@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from latfix.profilers.gpu.nvml import Nvml
-from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml
+from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused
+
+
+class RecordingNvml:
+    """Forwards calls, and writes each with its answer, one line per call.
+
+    :param calls: answers them.
+    """
+
+    def __init__(self, calls: NvmlCalls, file: IO[str], clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._calls = calls
+        self._file = file
+        self._clock = clock
+
+    def ask(self, function: str, *arguments: int) -> Any:
+        entry: dict[str, Any] = {"t_ns": self._clock(), "call": function, "arguments": list(arguments)}
+        try:
+            entry["answer"] = self._calls.ask(function, *arguments)
+        except NvmlRefused as error:
+            entry |= {"error": error.code, "message": str(error)}
+            raise
+        finally:
+            entry["took_ns"] = self._clock() - entry["t_ns"]
+            self._file.write(json.dumps(entry) + "\n")
+        return entry["answer"]
+
+    def close(self) -> None:
+        self._calls.close()
 
 
 @contextlib.contextmanager

@@ -8,10 +8,8 @@ the last one.
 from __future__ import annotations
 
 import contextlib
-import json
-import time
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 #: ``nvmlReturn`` for a feature that the device lacks, a missing function, and a missing device.
 NOT_SUPPORTED = 3
@@ -136,33 +134,6 @@ class LiveNvml:
             raise NvmlRefused(int(error.value), str(error)) from error
         except self._mismatch as error:  # the driver lacks the function's version that pynvml calls
             raise NvmlRefused(FUNCTION_NOT_FOUND, str(error)) from error
-
-
-class RecordingNvml:
-    """Forwards calls, and writes each with its answer, one line per call.
-
-    :param calls: answers them.
-    """
-
-    def __init__(self, calls: NvmlCalls, file: IO[str], clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._calls = calls
-        self._file = file
-        self._clock = clock
-
-    def ask(self, function: str, *arguments: int) -> Any:
-        entry: dict[str, Any] = {"t_ns": self._clock(), "call": function, "arguments": list(arguments)}
-        try:
-            entry["answer"] = self._calls.ask(function, *arguments)
-        except NvmlRefused as error:
-            entry |= {"error": error.code, "message": str(error)}
-            raise
-        finally:
-            entry["took_ns"] = self._clock() - entry["t_ns"]
-            self._file.write(json.dumps(entry) + "\n")
-        return entry["answer"]
-
-    def close(self) -> None:
-        self._calls.close()
 
 
 def plain(value: Any) -> Any:

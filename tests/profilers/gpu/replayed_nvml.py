@@ -15,7 +15,7 @@ from latfix.profilers.gpu.nvml_api import NOT_SUPPORTED, NvmlRefused
 class ReplayedNvml:
     """Answers from a recording.
 
-    :param path: a file of :class:`RecordingNvml`; ``.gz`` if compressed.
+    :param path: a file of :class:`benchmarks.gpu.nvml_recording.RecordingNvml`; ``.gz`` if compressed.
     """
 
     def __init__(self, path: Path) -> None:

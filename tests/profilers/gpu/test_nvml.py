@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.nvml_recording import RecordingNvml
 from latfix.profilers.gpu.nvml import Nvml
-from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml, plain
+from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, plain
 from tests.profilers.gpu.replayed_nvml import ReplayedNvml
 
 Session = Callable[..., ReplayedNvml]
