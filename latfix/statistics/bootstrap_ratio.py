@@ -35,6 +35,8 @@ RATIO_KEYS: tuple[str, ...] = ("mean", *QUANTILES)
 ROUNDS_ALONE = 8
 #: Ratio of the half-widths of a 99.7 % and a 95 % interval (normal errors).
 _SURER = 1.5
+#: Normal rounds' interval reaches to about the extreme of five rounds, and less far with more of them.
+_SEEN, _BEYOND = 5, 1.25
 _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
 #: Order of the results of :meth:`SortedSample.statistics`.
 _ORDER: tuple[str, ...] = (*RATIO_KEYS, "max")
@@ -103,7 +105,8 @@ def arm_ratios(
             if whole is None:
                 sides = _few(drawn[:, k], freedom, left_out[:, k])
             else:
-                sides = _many(float(value[k]), drawn[:, k], freedom, whole[:, k], len(rounds))
+                each = scored.log_ratios(QUANTILES.get(key))
+                sides = _many(float(value[k]), drawn[:, k], freedom, whole[:, k], each)
         lean = None if better is None or key not in QUANTILES else Lean(better, _SURER * sides[better])
         estimates[key] = _estimate(float(value[k]), sides, scored, QUANTILES.get(key), rule, lean)
     return estimates
@@ -270,26 +273,36 @@ def _few(drawn: Floats, freedom: float, left_out: Floats) -> tuple[float, float]
     return half, half
 
 
-def _many(center: float, drawn: Floats, freedom: float, whole: Floats, rounds: int) -> tuple[float, float]:
+def _many(center: float, drawn: Floats, freedom: float, whole: Floats, each: Floats) -> tuple[float, float]:
     """The same of three and more rounds: the wider of what blocks and whole rounds show.
 
     Resamples of a few rounds vary less than new rounds would. The factor makes it Student's interval where the
-    rounds' ratios are normal (Hesterberg, 2015).
+    rounds' ratios are normal (Hesterberg, 2015). From :data:`_SEEN` rounds on, that ends a little beyond the extreme
+    round.
 
     :param center: the log ratio of all rounds together.
-    :param whole: log ratios of resampled rounds.
+    :param whole: log ratios of resampled rounds; ``each`` of the rounds themselves.
     """
-    factors = student_t(0.95, freedom), student_t(0.95, rounds - 1) * math.sqrt(rounds / (rounds - 1))
-    reach = [0.0, 0.0]
-    for factor, resampled in zip(factors, (drawn, whole), strict=True):
-        finite = _known(resampled)
-        if finite is not None:
-            for k, deviations in enumerate((center - finite, finite - center)):
-                spread = math.sqrt(2 * float(np.square(np.maximum(deviations, 0)).mean()))
-                reach[k] = max(reach[k], factor * spread)
-        elif resampled is drawn:
-            return math.inf, math.inf
-    return reach[0], reach[1]
+    within, between, rounds = _known(drawn), _known(whole), len(each)
+    if within is None:
+        return math.inf, math.inf
+    below, above = (student_t(0.95, freedom) * spread for spread in _spreads(center, within))
+    if between is None or not np.isfinite(each).all():
+        return below, above
+    factor = student_t(0.95, rounds - 1) * math.sqrt(rounds / (rounds - 1))
+    lower, upper = (factor * spread for spread in _spreads(center, between))
+    if rounds >= _SEEN:
+        lower = min(lower, _BEYOND * max(center - float(each.min()), 0.0))
+        upper = min(upper, _BEYOND * max(float(each.max()) - center, 0.0))
+    return max(below, lower), max(above, upper)
+
+
+def _spreads(center: float, drawn: Floats) -> tuple[float, float]:
+    """The standard deviation below and above ``center``, each as if the other side were alike."""
+    below, above = (
+        math.sqrt(2 * float(np.square(np.maximum(side, 0)).mean())) for side in (center - drawn, drawn - center)
+    )
+    return below, above
 
 
 def _known(drawn: Floats) -> Floats | None:
