@@ -14,6 +14,7 @@ import io
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -312,10 +313,10 @@ def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
     left = [name for name in names if name not in used and _unit(name) is not None]
     if not left:
         return ""
-    part = _identifier(bare(left[0]))
+    unit = next(name for name, length_ns in UNITS_NS.items() if length_ns == _unit(left[0]))
     return (
         f"Not read: {', '.join(left[:6])}. If a column is a wait within the latency, add it with, for instance, "
-        f"--map {part}_ms={left[0]}."
+        f"--map {shlex.quote(f'{_identifier(bare(left[0]))}_{unit}={left[0]}')}."
     )
 
 

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -213,6 +214,14 @@ def test_local_time_at_the_end_of_summer_is_noted(tmp_path: Path) -> None:
 def test_a_log_without_a_known_time_says_how_to_name_one(tmp_path: Path) -> None:
     table = table_of(tmp_path, "when,latency_ms\n5,12\n6,13\n")
     assert not table.timed and any("--map end=COLUMN" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("column", ["store_us", "store (s)", "storeMs"])
+def test_the_mapping_of_an_unread_column_has_its_unit(tmp_path: Path, column: str) -> None:
+    text = f"latency_ms,{column}\n9,1\n9,2\n"
+    (option,) = shlex.split(table_of(tmp_path, text).unread.rpartition("--map ")[2].rstrip("."))
+    unit = {"store_us": 1_000, "store (s)": S, "storeMs": MS}[column]
+    assert table_of(tmp_path, text, option).parts["store"].tolist() == [unit, 2 * unit]
 
 
 def test_apachebench_s_table(tmp_path: Path) -> None:
