@@ -197,7 +197,7 @@ class _Ledger:
             None if table.first_ns is None else np.where(table.first_ns >= 0, table.arrival_ns + table.first_ns, -1)
         )
         ended = table.arrival_ns + np.maximum(table.latency_ns, 0)
-        stalls = in_streams(len(table), gaps, first, ended, table.steps)
+        stalls = in_streams(table.arrival_ns, gaps, first, ended, table.steps)
         self.stalled = {PREFILL.id: stalls.prefill_ns[self.ok], STALL.id: stalls.other_ns[self.ok]}
         self.base = self.base - sum(self.stalled.values())
         for cause, which, ending in (

@@ -1,9 +1,9 @@
 """Stalls that several requests share, each one event with one cause.
 
 In streams, a stall is a gap much longer than usual in most open streams that ends at the same moment in all. It is
-attributed to prefill if another request's first token comes at that moment, or if the engine's log shows a prefill
-step then. In a log without streams, a stall is a time in which no request ended although several were being served,
-for longer than a request takes.
+attributed to prefill if the first token of a request that came before the stall comes at that moment, or if the
+engine's log shows a prefill step then. In a log without streams, a stall is a time in which no request ended although
+several were being served, for longer than a request takes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ class Stalls:
     usual_ns: float
 
 
-def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, steps: EngineSteps | None) -> Stalls:
+def in_streams(
+    arrival_ns: Ints, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, steps: EngineSteps | None
+) -> Stalls:
     """Shared stalls of streams.
 
     :param first_token_ns: ``(n,)`` when each stream began, on the clock of the arrivals, or -1; ``ended_ns`` ``(n,)``
         when each request ended.
     """
+    n = len(arrival_ns)
     usual = float(np.median(gaps.length_ns)) if len(gaps.length_ns) else 0.0
     usual = float(np.median(gaps.length_ns[gaps.length_ns <= _LONG * usual])) if usual else 0.0
     long = np.flatnonzero(gaps.length_ns > max(_LONG * usual, 1.0))
@@ -54,7 +57,10 @@ def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, 
     over = gaps.start_ns + gaps.length_ns
     long = long[np.argsort(over[long], kind="stable")]
     events, due = [], []
-    firsts = np.sort(first_token_ns[first_token_ns >= 0]) if first_token_ns is not None else np.zeros(0, np.int64)
+    firsts = came = np.zeros(0, np.int64)
+    if first_token_ns is not None:
+        by_first = np.argsort(first_token_ns, kind="stable")[np.count_nonzero(first_token_ns < 0) :]
+        firsts, came = first_token_ns[by_first], arrival_ns[by_first]
     begun = first_token_ns if first_token_ns is not None else np.zeros(n, np.int64)
     begun, ended_ns = begun[begun >= 0], ended_ns[begun >= 0]
     open_streams = Overlaps(begun, ended_ns)
@@ -68,7 +74,7 @@ def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, 
         still_open = np.count_nonzero((begun[there] < end - length // 2) & (ended_ns[there] >= end - near))
         if len(streams) < max(_LEAST, _OF_OPEN * still_open):
             continue
-        by_prefill = _prompt_then(firsts, steps, end - length, end, near)
+        by_prefill = _prompt_then(firsts, came, steps, end - length, end, near)
         lost = np.rint(np.maximum(gaps.length_ns[rows] - usual, 0)).astype(np.int64)
         np.add.at(prefill if by_prefill else other, gaps.row[rows], lost)
         events.append((end - length, end))
@@ -92,13 +98,16 @@ def _together(over: Ints, length: Ints) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(edges)]
 
 
-def _prompt_then(firsts: Ints, steps: EngineSteps | None, begin: int, end: int, near: int) -> bool:
-    """True if another request's prompt was computed between two moments."""
+def _prompt_then(firsts: Ints, came: Ints, steps: EngineSteps | None, begin: int, end: int, near: int) -> bool:
+    """True if another request's prompt was computed between two moments: it came before the first.
+
+    A prompt that comes during a stall, whatever its cause, has its first token right after it, too.
+    """
     if steps is not None:
         overlap = (steps.end_ns > begin + near) & (steps.end_ns - steps.length_ns < end - near)
         return bool((steps.prefill_tokens[overlap] > 0).any())
     low, high = np.searchsorted(firsts, [end - near, end + near])
-    return bool(high > low)
+    return bool((came[low:high] <= begin + near).any())
 
 
 def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[Ints, Ints, Ints]:

@@ -419,8 +419,11 @@ def test_what_is_not_recorded_is_unknown() -> None:
     assert document["windows"] == []
 
 
-def streams(*, prompts: bool) -> RequestTable:
-    """Forty streams of 60 tokens, one each 10 ms; three times all stand still for 150 ms."""
+def streams(*, prompts: bool, before_ms: int = 10) -> RequestTable:
+    """Forty streams of 60 tokens, one each 10 ms; three times all stand still for 150 ms.
+
+    :param prompts: a request that comes so long before each has its first token as the streams go on.
+    """
     n, tokens, usual, stall = 40, 60, 10_000_000, 150_000_000
     arrival = np.arange(n, dtype=np.int64) * 5_000_000
     moments = [300_000_000, 500_000_000, 700_000_000]
@@ -438,11 +441,11 @@ def streams(*, prompts: bool) -> RequestTable:
             now += gap
         latency.append(now - came)
     first = np.full(n, 30_000_000)
-    if prompts:  # a request whose first token comes as the streams go on
-        late = np.array([moment + stall for moment in moments])
-        arrival = np.concatenate([arrival, late - 160_000_000])
-        first = np.concatenate([first, np.full(3, 160_000_000)])
-        latency += [170_000_000] * 3
+    if prompts:
+        until = stall + before_ms * 1_000_000
+        arrival = np.concatenate([arrival, np.array(moments) + stall - until])
+        first = np.concatenate([first, np.full(3, until)])
+        latency += [until + 10_000_000] * 3
     order = np.argsort(arrival, kind="stable")
     table = RequestTable(
         arrival_ns=arrival,
@@ -454,9 +457,12 @@ def streams(*, prompts: bool) -> RequestTable:
     return table.sorted()
 
 
-@pytest.mark.parametrize(("prompts", "cause"), [(True, "batching.prefill"), (False, "stall.shared")])
-def test_shared_stalls_of_streams_are_attributed(prompts: bool, cause: str) -> None:
-    result = diagnosed(streams(prompts=prompts), percentile=50.0)
+@pytest.mark.parametrize(
+    ("prompts", "before_ms", "cause"),
+    [(True, 10, "batching.prefill"), (True, -80, "stall.shared"), (False, 0, "stall.shared")],
+)
+def test_shared_stalls_of_streams_are_attributed(prompts: bool, before_ms: int, cause: str) -> None:
+    result = diagnosed(streams(prompts=prompts, before_ms=before_ms), percentile=50.0)
     listed = {each.cause: each for each in result.causes}
     assert listed[cause].named
     assert "3 times" in listed[cause].evidence
