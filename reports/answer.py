@@ -192,8 +192,11 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
         fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it" * cause.unfixed
         yield Line(label="" if number else "why", words=words + fixes)
     rest = next((cause for cause in found.causes if cause.cause == UNEXPLAINED), None)
-    if found.source is not None and found.source.kind == "http" and rest is not None and rest.tail_share >= _MOSTLY:
-        yield Line(label="unexplained", words=f"{percent(rest.tail_share)} of {whole}: {rest.evidence.rstrip('.')}")
+    if found.source is None or rest is None or rest.tail_share < _MOSTLY:
+        return
+    evidence = {"http": rest.evidence, "requests": rest.evidence.partition("; ")[2]}.get(found.source.kind, "")
+    if evidence:
+        yield Line(label="unexplained", words=f"{percent(rest.tail_share)} of {whole}: {evidence.rstrip('.')}")
 
 
 def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Answer:

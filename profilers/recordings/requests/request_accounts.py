@@ -26,8 +26,8 @@ from latfix.profilers.causes.drift.trend_tests import Rise, best_step, met_few, 
 from latfix.profilers.evidence.predictive_features import numeric, predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model, folds_of
-from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
+from latfix.profilers.recordings.requests.remainder import remainder_words
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
@@ -48,6 +48,8 @@ from latfix.statistics.distributions import poisson_at_least
 
 #: Requests that models are fitted to, and routes with a column of their own.
 _SAMPLE, _ROUTES = 100_000, 24
+#: Requests whose remainder is searched for what stands out.
+_SEARCHED = 20_000
 #: Stalls are claimed if they cost this many times as much as in the first services in random order, and in that of
 #: neighbors, and if a random order has so many that cost nearly as much with at most this probability. Short logs are
 #: put in so many orders.
@@ -456,7 +458,7 @@ class _Ledger:
                 self.overload[:] = True
 
     def accounts(self, tail_share: float, seed: int) -> Accounts:
-        self._describe()
+        self._describe(tail_share)
         model, table = self.model, self.table
         p50 = float(np.median(self.latency)) / 1e6
         return Accounts(
@@ -574,7 +576,7 @@ class _Ledger:
             stages["first token"] = table.first_ns[self.ok]
         return stages
 
-    def _describe(self) -> None:
+    def _describe(self, tail_share: float) -> None:
         """Add the remaining sentences of evidence, and notes."""
         evidence = self.evidence
         if self.batches is not None:
@@ -600,7 +602,7 @@ class _Ledger:
             evidence["drift.unknown"] = (
                 f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )
-        evidence[UNEXPLAINED] = self._remainder()
+        evidence[UNEXPLAINED] = self._remainder(tail_share)
 
     def _slowest_route(self) -> str:
         """The route that adds most time to the service of a typical request; empty if none is clearly slower."""
@@ -632,17 +634,12 @@ class _Ledger:
             return f"{text}: {int(arrived * each) + 1} would keep up; "
         return f"{text}; "
 
-    def _remainder(self) -> str:
-        n = len(self.base)
-        step = max(n // 20_000, 1)
-        rest = self.extras(slice(0, n, step))[UNEXPLAINED].astype(np.float64)
-        stretch = raised_stretch(rest - rest.min()) if self.table.timed else None
-        text = "nothing in the recording accounts for it"
-        if stretch is None:
-            return f"{text}."
-        origin, last = self.arrival[0], min(stretch.last * step, n - 1)
-        begin, end = (float(self.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
-        return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s."
+    def _remainder(self, tail_share: float) -> str:
+        table, some = self.table, slice(0, len(self.base), max(len(self.base) // _SEARCHED, 1))
+        columns = {"route": (table.route, table.routes), "server": (table.server, table.servers)}
+        labels = {name: (codes[self.rows][some], all_) for name, (codes, all_) in columns.items() if codes is not None}
+        arrival = self.arrival[some] if table.timed else None
+        return remainder_words(self.extras(some)[UNEXPLAINED], tail_share, arrival, labels)
 
 
 def _closed_note(loop: ClosedLoop) -> str:

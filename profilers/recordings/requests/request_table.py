@@ -40,11 +40,11 @@ def http_status(code: int) -> int:
     return Status.ERROR if code >= 500 else Status.OK
 
 
-def routes_of(words: Sequence[str]) -> dict[str, Any]:
-    """``route`` and ``routes`` of a :class:`RequestTable`; empty if all requests have the same route."""
-    routes = tuple(sorted(set(words)))  # not np.unique, which pads all words to the longest
-    place = {route: code for code, route in enumerate(routes)}
-    return {"route": np.array([place[word] for word in words], np.int32), "routes": routes} if len(routes) > 1 else {}
+def routes_of(words: Sequence[str], name: str = "route") -> dict[str, Any]:
+    """``route`` and ``routes`` of a :class:`RequestTable`, or ``server`` and ``servers``; empty if all have the same."""
+    known = tuple(sorted(set(words)))  # not np.unique, which pads all words to the longest
+    place = {word: code for code, word in enumerate(known)}
+    return {name: np.array([place[word] for word in words], np.int32), f"{name}s": known} if len(known) > 1 else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,7 @@ class RequestTable:
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
     :param features: ``(n,)`` each; measures of a request's amount of work.
     :param route: ``(n,)`` index into ``routes``; ``None`` without routes.
+    :param server: ``(n,)`` index into ``servers``, which answered; ``None`` if it is not recorded, or one did.
     :param user: ``(n,)`` who sent each request, as a number from 0; -1 if unknown; ``None`` without users.
     :param resolution_ns: of the arrivals.
     :param timed: False if only the order of arrivals is known.
@@ -110,6 +111,8 @@ class RequestTable:
     features: Mapping[str, npt.NDArray[np.float32] | Floats] = field(default_factory=dict)
     route: npt.NDArray[np.int32] | None = None
     routes: tuple[str, ...] = ()
+    server: npt.NDArray[np.int32] | None = None
+    servers: tuple[str, ...] = ()
     gaps: Gaps | None = None
     steps: EngineSteps | None = None
     ids: tuple[str, ...] = ()
@@ -174,7 +177,7 @@ class RequestTable:
             gaps = Gaps(row=row[by_row], start_ns=gaps.start_ns[by_row] - first, length_ns=gaps.length_ns[by_row])
         steps = None if self.steps is None else replace(self.steps, end_ns=self.steps.end_ns - first)
         columns: dict[str, Any] = {}
-        for name in ("latency_ns", "status", "first_ns", "idle_ns", "idle_alone", "route", "user"):
+        for name in ("latency_ns", "status", "first_ns", "idle_ns", "idle_alone", "route", "server", "user"):
             if (column := getattr(self, name)) is not None:
                 columns[name] = column[order]
         for name in ("parts", "stages", "features"):

@@ -1,8 +1,8 @@
 """Custom logs: CSV or JSON Lines whose columns are known by name or by ``--map``.
 
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
-``first`` (time to the first chunk), ``dispatch``, ``status``, ``cancelled`` (the client left), ``route``, ``id``,
-``user``. Any other name with a unit of time is a dependency that was waited for (``db_ms=…``), without one a feature
+``first`` (time to the first chunk), ``dispatch``, ``status``, ``cancelled`` (the client left), ``route``, ``server``,
+``id``, ``user``. Any other name with a unit of time is a dependency that was waited for (``db_ms=…``), without one a feature
 that measures work. The unit comes from the role (``latency_ms``), else from the column (``duration_us``), else from
 the value (``"12.5ms"``, ``"1m2.3s"``), else, for times since 1970, from the size of the numbers.
 """
@@ -65,7 +65,7 @@ EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 86
 Block = tuple[Mapping[str, Any], Sequence[int]]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
-_OTHERS = ("status", "cancelled", "route", "id", "user")
+_OTHERS = ("status", "cancelled", "route", "server", "id", "user")
 #: Usual names of columns, without their unit.
 _LATENCY = re.compile(
     r"(e2e_?|total_?|request_?|response_?)?(latency|duration|elapsed|response_?time|request_?time)", re.I
@@ -83,6 +83,11 @@ _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
 _STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
 _ID = re.compile(r"(x_)?((http_)?(request|req|correlation|trace)_?)?id", re.I)
+_SERVER = re.compile(
+    r"(upstream|backend|server|host|pod|instance|replica|node|worker|target|machine|container|shard|gpu)"
+    r"(_?(addr(ess)?|host|ip|id|name))?",
+    re.I,
+)
 _USER = re.compile(r"(user|session|client|vu|customer)(_?(id|name))?", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
@@ -379,7 +384,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
     used = {column for role in roles for column in role.columns}
     for role, pattern in (("latency", _LATENCY), ("arrival", _ARRIVAL), ("end", _END), ("queue", _QUEUE),
                           ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID),
-                          ("user", _USER)):  # fmt: skip
+                          ("user", _USER), ("server", _SERVER)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
         others = (each for each in names if each not in used and pattern.fullmatch(bare(each)))
@@ -756,6 +761,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         first_ns=columns.get("first"),
         features=features,
         **routes_of(list(columns.get("route", ()))),
+        **routes_of(list(columns.get("server", ())), "server"),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
         user=_users(columns["user"].tolist()) if "user" in columns else None,
         resolution_ns=1 if moments is None else resolution_ns(moments),

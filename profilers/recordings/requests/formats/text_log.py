@@ -66,7 +66,7 @@ _FORMATS: tuple[_Format, ...] = (
     # how it ended is C if the client left: the status is -1 then, 503 until 2.4.
     _Format(
         "HAProxy",
-        r"\[(?P<arrival>\d+/[A-Z][a-z]{2}/\d{4}:[\d:]{8}\.\d+)\] \S+ (?P<backend>\S+) "
+        r"\[(?P<arrival>\d+/[A-Z][a-z]{2}/\d{4}:[\d:]{8}\.\d+)\] \S+ (?P<server>\S+) "
         r"(?P<receive_ms>-?\d+)/(?P<queue_ms>-?\d+)/(?P<connect_ms>-?\d+)/-?\d+/\+?"
         r"(?P<latency_ms>\d+) (?P<status>-?\d+) \+?(?P<response_bytes>\d+) \S+ \S+ (?P<cancelled>C?)\S* "
         r'.*?"(?P<route>[A-Z]+ [^ "]+)',
@@ -77,7 +77,7 @@ _FORMATS: tuple[_Format, ...] = (
     *(
         _Format(
             "an AWS load balancer",
-            rf"^{protocol}(?P<{moment}>\d{{4}}-\d\d-\d\dT[\d:.]+Z) \S+ \S+:\d+ \S+ "
+            rf"^{protocol}(?P<{moment}>\d{{4}}-\d\d-\d\dT[\d:.]+Z) \S+ \S+:\d+ (?P<server>\S+) "
             r"(?P<request_s>-?[\d.]+) (?P<target_s>-?[\d.]+) (?P<response_s>-?[\d.]+) "
             r'(?P<status>\d+|-) \S+ (?P<request_bytes>\d+) \d+ "(?P<route>[A-Z-]+ [^ "]+)',
             {"latency_s": "request_s+target_s+response_s", "balancer_s": "request_s+response_s"},

@@ -1,0 +1,69 @@
+"""Where and when the unexplained part of latencies arose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from latfix.arrays import Ints
+from latfix.formatting import share, shown
+from latfix.profilers.over_time.level_shift import raised_stretch
+from latfix.statistics.distributions import poisson_at_least
+
+#: A value stands out if it has this share of the slowest requests, and this multiple of its share of all; chance does
+#: so for any of the values with at most this probability.
+_MOST, _OVER, _CHANCE = 0.5, 2.0, 1e-3
+#: Half of the slowest came together if they are at least so many, and all requests meanwhile at most this share of all.
+_LEAST_TOGETHER, _SHORT = 10, 0.1
+#: Values of a column from which each may stand for a single request.
+_MOST_VALUES = 1_000
+
+
+def remainder_words(
+    rest_ns: Ints, tail_share: float, arrival_ns: Ints | None, labels: Mapping[str, tuple[Ints, Sequence[str]]]
+) -> str:
+    """One sentence on what stands out among the requests with the largest unexplained part.
+
+    :param rest_ns: ``(n,)`` unexplained, in order of arrival; ``tail_share`` of requests are the slowest.
+    :param arrival_ns: ``(n,)`` since the first arrival; ``None`` if only the order is known.
+    :param labels: by the name of a column, ``(n,)`` numbers of its values, and the values.
+    """
+    tail = max(round(tail_share * len(rest_ns)), 1)
+    slow = np.sort(np.argpartition(rest_ns, -tail)[-tail:])
+    found = [_of_value(name, codes, slow, values) for name, (codes, values) in labels.items()]
+    if arrival_ns is not None:
+        found.append(_when(rest_ns, slow, arrival_ns))
+    return "; ".join(["nothing in the recording accounts for it", *filter(None, found)]) + "."
+
+
+def _of_value(name: str, codes: Ints, slow: Ints, values: Sequence[str]) -> str:
+    """The value that most of the slowest requests have, if it stands out."""
+    if not 1 < len(values) <= _MOST_VALUES:
+        return ""
+    count = np.bincount(codes[slow], minlength=len(values))
+    most = int(np.argmax(count))
+    of_slow, of_all = float(count[most] / len(slow)), float(np.mean(codes == most))
+    chance = poisson_at_least(int(count[most]), of_all * len(slow)) * len(values)
+    if of_slow < _MOST or of_slow < _OVER * of_all or chance > _CHANCE:
+        return ""
+    return (
+        f"{share(of_slow)} of the slowest have the {name} {shown(values[most], 60)} ({share(of_all)} of all requests)"
+    )
+
+
+def _when(rest_ns: Ints, slow: Ints, arrival_ns: Ints) -> str:
+    """The time in which the remainder is larger, or in which half of the slowest requests came."""
+    if stretch := raised_stretch((rest_ns - rest_ns.min()).astype(np.float64)):
+        return f"it is larger from {_seconds(arrival_ns, stretch.first, min(stretch.last, len(rest_ns) - 1))}"
+    half = (len(slow) + 1) // 2
+    lengths = slow[half - 1 :] - slow[: len(slow) - half + 1]
+    place = int(np.argmin(lengths))
+    if half < _LEAST_TOGETHER or lengths[place] > _SHORT * len(rest_ns):
+        return ""
+    return f"half of the slowest came from {_seconds(arrival_ns, int(slow[place]), int(slow[place + half - 1]))}"
+
+
+def _seconds(arrival_ns: Ints, first: int, last: int) -> str:
+    begin, end = (float(arrival_ns[row] - arrival_ns[0]) / 1e9 for row in (first, last))
+    return f"{begin:.3g} s to {end:.3g} s"
