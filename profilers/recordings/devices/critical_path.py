@@ -56,12 +56,14 @@ _ON_HOST: Mapping[int, str] = {
 class Piece:
     """A stretch of a critical path.
 
+    :param thread: of the host, whose turn it is or was last.
     :param row: in the host's table; ``activity`` in the device's; :data:`NOTHING` for none.
     """
 
     start: int
     end: int
     cause: str
+    thread: int
     row: int = NOTHING
     activity: int = NOTHING
 
@@ -184,7 +186,7 @@ class _Walk:
     def _claim(self, start: int, cause: str, *, row: int = NOTHING, activity: int = NOTHING) -> None:
         start = max(min(start, self._now), self._step.start)
         if start < self._now:
-            self._found.append(Piece(start, self._now, cause, row, activity))
+            self._found.append(Piece(start, self._now, cause, self._thread, row, activity))
             self._now = start
 
     def _on_host(self) -> int:

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
-from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
+from latfix.profilers.recordings.devices.device_trace import NOTHING, Intervals
 
 #: Kinds that are shown separately within a call of the runtime.
 _WITHIN_CALLS = (Host.FIRST_USE, Host.COMPILE, Host.ALLOC)
@@ -21,7 +21,7 @@ class Timeline:
     """One thread as stretches that do not overlap; between them nothing was recorded.
 
     :param start: nanoseconds; ``end`` likewise. Lists, as scalar lookups in them are faster than in arrays.
-    :param row: in the table of host intervals.
+    :param row: in the table of intervals.
     """
 
     start: list[int]
@@ -29,14 +29,16 @@ class Timeline:
     row: list[int]
 
 
-def host_timelines(trace: DeviceTrace) -> Callable[[int], Timeline]:
-    """The timeline of each thread, made on first use."""
-    host = trace.host
+def host_timelines(table: Intervals) -> Callable[[int], Timeline]:
+    """The timeline of each thread, made on first use.
+
+    :param table: calls, operators and frames, or ranges.
+    """
 
     @cache
     def of(thread: int) -> Timeline:
-        rows = np.flatnonzero(host.place == thread)
-        starts, ends, kinds = (each[rows].tolist() for each in (host.start, host.end, host.kind))
+        rows = np.flatnonzero(table.place == thread)
+        starts, ends, kinds = (each[rows].tolist() for each in (table.start, table.end, table.kind))
         pieces: list[tuple[int, int, int]] = []
         stack: list[tuple[int, int, bool]] = []  # end, row, True for a call
         at = 0

@@ -255,4 +255,4 @@ class _Collected:
         used = {str(device) for device, _ in self.tables.lanes}
         names = [str(each.get("name")) for each in known if each.get("name")]
         chosen = [str(each["name"]) for each in known if each.get("name") and str(each.get("id")) in used]
-        return (chosen or names or ["a device"])[0]
+        return (chosen or names or ["a device" if self.tables.lanes else ""])[0]

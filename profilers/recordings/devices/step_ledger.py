@@ -80,7 +80,7 @@ class Ledgers:
 
     def __init__(self, trace: DeviceTrace, floors: Ints | None = None) -> None:
         self.trace, self.facts = trace, CallFacts(trace)
-        self._timelines = host_timelines(trace)
+        self._timelines, self._ranges = host_timelines(trace.host), host_timelines(trace.ranges)
         self._paths = CriticalPaths(trace, self.facts, self._timelines)
         self._floors = shortest(trace) if floors is None else floors
         self._labels = [_label(name) for name in trace.names]
@@ -103,12 +103,14 @@ class Ledgers:
 
     def _add(self, result: StepLedger, piece: Piece) -> None:
         cause, activity, device = piece.cause, piece.activity, self.trace.device
-        name = "code of the host"
+        if activity == piece.row == NOTHING:
+            self._add_own_code(result, piece)
+            return
         if activity != NOTHING:
             name = self._labels[device.name[activity]]
             if cause in (path.GAPS, path.LAUNCH):
                 name = f"before {name}"
-        elif piece.row != NOTHING:
+        else:
             name = self._labels[self.trace.host.name[piece.row]]
         if cause == path.COLLECTIVE and activity != NOTHING:
             waited = self._waited(piece)
@@ -134,6 +136,16 @@ class Ledgers:
             result.copied_bytes += int(device.size[activity])
             if int(device.name[activity]) in self.trace.pageable:
                 result.pageable += int(device.size[activity])
+
+    def _add_own_code(self, result: StepLedger, piece: Piece) -> None:
+        """Add code without a recorded call, by the innermost range that the program named within the step."""
+        ranges = self.trace.ranges
+        result.causes[piece.cause] += piece.length
+        for start, end, row in stretches(self._ranges(piece.thread), piece.start, piece.end):
+            around = row == NOTHING or (ranges.start[row] <= result.start and ranges.end[row] >= result.end)
+            name = "code of the host" if around else f"code in {self._labels[ranges.name[row]]}"
+            result.named[piece.cause, name] += end - start
+            result.pieces[piece.cause, name] += 1
 
     def _waited(self, piece: Piece) -> int:
         """Time of a collective on the path beyond the need of its bytes: the wait for other ranks."""

@@ -14,7 +14,7 @@ from latfix.statistics.distributions import poisson_at_least
 #: A value stands out if it has this share of the slowest requests, and this multiple of its share of all; chance does
 #: so for any of the values with at most this probability.
 _MOST, _OVER, _CHANCE = 0.5, 2.0, 1e-3
-#: Half of the slowest came together if they are at least so many, and all requests meanwhile at most this share of all.
+#: Half of the slowest came together if they are at least so many, and all requests meanwhile at most this share.
 _LEAST_TOGETHER, _SHORT = 10, 0.1
 #: Values of a column from which each may stand for a single request.
 _MOST_VALUES = 1_000

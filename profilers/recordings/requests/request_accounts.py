@@ -637,7 +637,7 @@ class _Ledger:
     def _remainder(self, tail_share: float) -> str:
         table, some = self.table, slice(0, len(self.base), max(len(self.base) // _SEARCHED, 1))
         columns = {"route": (table.route, table.routes), "server": (table.server, table.servers)}
-        labels = {name: (codes[self.rows][some], all_) for name, (codes, all_) in columns.items() if codes is not None}
+        labels = {name: (code[self.rows][some], words) for name, (code, words) in columns.items() if code is not None}
         arrival = self.arrival[some] if table.timed else None
         return remainder_words(self.extras(some)[UNEXPLAINED], tail_share, arrival, labels)
 

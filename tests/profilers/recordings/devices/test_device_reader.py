@@ -205,6 +205,7 @@ def test_a_trace_without_a_device_has_no_fixes_for_one(tmp_path: Path) -> None:
     (tmp_path / "x").write_text(json.dumps(document))
     result = diagnosed(tmp_path / "x")
     assert {cause.cause: cause.fixes for cause in result.causes}["host.python"] == ("fuse.compile",)
+    assert result.device == ""
 
 
 def test_an_export_of_nsight_systems(tmp_path: Path) -> None:

@@ -164,6 +164,23 @@ def test_frames_that_wait_outside_and_the_collector(tmp_path: Path) -> None:
     }
 
 
+def test_code_without_a_recorded_call_has_the_name_of_its_range(tmp_path: Path) -> None:
+    made = HandMade()
+    made.step("step", 0, 100)
+    made.step("feature_store.get", 20, 60)
+    made.step("parse", 25, 28)
+    made.code("aten::select", 30, 40, frame=False)
+    made.step("feature_store.get", 20, 60, thread=2)
+    result = ledger(made, tmp_path)
+    assert {name: value for (_, name), value in in_us(result.named).items()} == {
+        "code of the host": 60,
+        "code in feature_store.get": 27,
+        "code in parse": 3,
+        "select": 10,
+    }
+    assert result.pieces["host.python", "code in feature_store.get"] == 3
+
+
 def test_work_before_the_recording_stays_unexplained(tmp_path: Path) -> None:
     made = HandMade("hip")
     made.step("step", 0, 500_000)
