@@ -41,7 +41,7 @@ def http_status(code: int) -> int:
 
 
 def routes_of(words: Sequence[str], name: str = "route") -> dict[str, Any]:
-    """``route`` and ``routes`` of a :class:`RequestTable`, or ``server`` and ``servers``; empty if all are the same."""
+    """``route`` and ``routes`` of a :class:`RequestTable`, or ``server`` and ``servers``; empty if all agree."""
     known = tuple(sorted(set(words)))  # not np.unique, which pads all words to the longest
     place = {word: code for code, word in enumerate(known)}
     return {name: np.array([place[word] for word in words], np.int32), f"{name}s": known} if len(known) > 1 else {}

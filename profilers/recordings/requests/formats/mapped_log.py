@@ -3,8 +3,8 @@
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
 ``first`` (time to the first chunk), ``dispatch``, ``status``, ``cancelled`` (the client left), ``route``, ``server``,
 ``id``, ``user``. Any other name with a unit of time is a dependency that was waited for (``db_ms=…``), without one a
-feature that measures work. The unit comes from the role (``latency_ms``), else from the column (``duration_us``), else
-from the value (``"12.5ms"``, ``"1m2.3s"``), else, for times since 1970, from the size of the numbers.
+feature that measures work. The unit comes from the role (``latency_ms``), else from the column (``duration_us``),
+else from the value (``"12.5ms"``, ``"1m2.3s"``), else, for times since 1970, from the size of the numbers.
 """
 
 from __future__ import annotations
