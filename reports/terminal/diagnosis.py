@@ -98,7 +98,7 @@ def render_diagnosis(
     latencies, losses, tail = list[RenderableType](), list[RenderableType](), list[RenderableType]()
     if diagnosis.is_timed and not diagnosis.is_single:
         latencies, losses = [Text(""), _latency_table(diagnosis, verbose=verbose)], list(_losses(diagnosis))
-    if some and diagnosis.requests.get("ok"):
+    if some and diagnosis.requests.get("ok") and finite(diagnosis.excess_ms) is not None:
         tail = list(_tail(diagnosis, verbose=verbose))
     rest = [*_units(diagnosis)]
     if verbose:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from latfix.formatting import significant
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
 from latfix.reports.answer import change_headline
 from latfix.reports.comparison_rows import comparison_change
-from latfix.reports.diagnosis_rows import main_causes
+from latfix.reports.diagnosis_rows import excess_words, main_causes
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
@@ -20,6 +22,7 @@ from latfix.results.diagnosis import Losses
 from latfix.results.optimization import Candidate, Optimization
 from latfix.results.worker_summary import WorkerRow
 from latfix.statistics.decision import Verdict
+from tests.profilers.recordings.requests.formats.test_formats import HISTOGRAM
 from tests.reports.conftest import Session, in_one_line, unharmed
 from tests.reports.conftest import printed as shown
 
@@ -187,6 +190,14 @@ def test_a_run_without_requests(ordinary: Session) -> None:
     failed = replace(empty, requests={"ok": 0, "error": 9, "timeout": 0, "shed": 0})
     text = shown(render_diagnosis(failed, folder=None))
     assert "First fix the errors" in text and "Where the tail comes from" not in text
+
+
+def test_a_histogram_has_no_table_of_causes(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text(HISTOGRAM)
+    found = diagnose_recording(tmp_path / "metrics", ReadOptions())
+    text = shown(render_diagnosis(found, folder=None))
+    assert "Where the tail comes from" not in text and "lies between" in in_one_line(text)
+    assert excess_words(found) == "Unknown: this recording does not contain single requests"
 
 
 def test_an_optimization_shows_fixes_gates_and_plan(improved: Optimization) -> None:
