@@ -48,6 +48,7 @@ _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
 _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
 #: What Python says of a text that is no number.
 _VALUE = re.compile(r"^(?:invalid literal|could not convert).*?: ('.*')$")
+_BLANKS = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
@@ -163,12 +164,29 @@ def json_document(path: Path, expected: str) -> Any:
 
     :raises InputError: it is no JSON, or cut off.
     """
+    values = json_values(path, expected)
+    if len(values) != 1:
+        raise input_error(path, None, f"invalid JSON ({len(values)} values)", expected, _DAMAGED)
+    return values[0]
+
+
+def json_values(path: Path, expected: str) -> list[Any]:
+    """The JSON values of a whole file, which may be several, one after the other.
+
+    :raises InputError: one is no JSON, or cut off.
+    """
+    decode, result, at = json.JSONDecoder().raw_decode, list[Any](), 0
     try:
         with opened(path, expected) as file:
-            return json.loads(file.read())
+            text = file.read().decode().strip()
+        while at < len(text):
+            value, at = decode(text, at)
+            at = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
+            result.append(value)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise input_error(path, line, f"invalid JSON ({_why(error)})", expected, _DAMAGED) from error
+    return result
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Spans with columns: CSV or JSON, one span per row or object: trace, span, parent, service, operation, times.
 
-Data sets of traces (Nezha, FSE 2023), Zipkin's JSON (openzipkin/zipkin-api), Datadog's (search of spans), exports of
-Honeycomb and of tables of spans. Columns have several known names; in objects, the last part of a dotted name counts.
-Times are dates, or numbers with the unit in the column's name or guessed from their size since 1970. A duration
-without a unit has the unit of the begin. A server's span may share the id of its client's (Zipkin).
+Data sets of traces (Nezha, FSE 2023), Zipkin's JSON (openzipkin/zipkin-api), Datadog's (search of spans), what
+OpenTelemetry's exporter to the console prints, exports of Honeycomb and of tables of spans. Columns have several
+known names; in objects, the last part of a dotted name counts. Times are dates, or numbers with the unit in the
+column's name or guessed from their size since 1970. A duration without a unit has the unit of the begin. A server's
+span may share the id of its client's (Zipkin).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from latfix.profilers.recordings.requests.text_source import (
     epoch_units,
     flat,
     instant_ns,
-    json_document,
     json_objects,
+    json_values,
     unit_of,
 )
 
@@ -43,14 +44,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "trace": ("traceid",),
     "span": ("spanid", "id"),
     "parent": ("parentid", "parentspanid"),
-    "service": ("localendpointservicename", "servicename", "service", "podname", "pod", "cmdbid"),
+    "service": ("localendpointservicename", "resourceattributesservicename", "servicename", "service", "podname",
+                "pod", "cmdbid"),
     "operation": ("operationname", "operation", "resourcename", "name", "spanname", "method"),
     "start": ("starttimeunixnano", "startns", "starttime", "starttimestamp", "start", "timestamp", "starttimems",
               "startus"),
     "end": ("endtimeunixnano", "endns", "endtime", "endtimestamp", "end", "endus"),
     "duration": ("durationns", "durationus", "durationms", "duration"),
     "kind": ("spankind", "kind"),
-    "failed": ("error",),
+    "failed": ("error", "statusstatuscode"),
 }  # fmt: skip
 _NEEDED = {"trace", "span", "service", "start"}
 #: Before the first span in a list, a list of lists, or an answer of Datadog's search.
@@ -60,6 +62,7 @@ _PARENT = re.compile(rb'"(?:[^"]*[._])?parent_?(?:span_?)?id"', re.I)
 _POD = re.compile(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$|-[0-9]{1,3}$")
 _UNIT_NAMES = {1: "ns", 1_000: "us", 1_000_000: "ms", 1_000_000_000: "s"}
 _CALLS = ("client", "producer")
+_NOT_FAILED = (*NOTHING, "unset", "ok")
 #: Added to the id of a server's span that shares its client's.
 _SERVER = "/server"
 _ROOTS = ("", "root", "0", "none", "null", "nan", "-1", "0000000000000000")
@@ -126,7 +129,7 @@ def read(path: Path) -> SpanTable:
                 start_ns=begin,
                 end_ns=over,
                 calls=kind.lower().endswith(_CALLS),
-                failed=error.strip().lower() not in NOTHING,
+                failed=error.strip().lower() not in _NOT_FAILED,
             )
     lengths = {"durations are in": _UNIT_NAMES[unit]} if "end" not in columns else {}
     table = rows.table(format=NAME, **lengths)
@@ -174,10 +177,9 @@ def _objects(path: Path) -> Any:
     if begins_with_object(recorded_at(path).head):
         entries: Any = [value for _, value in json_objects(path, _EXPECTED)]
     else:
-        entries = json_document(path, _EXPECTED)
-    if len(entries) == 1 and isinstance(entries[0], dict) and isinstance(entries[0].get("data"), list):
-        entries = entries[0]["data"]
-    entries = entries.get("data", ()) if isinstance(entries, dict) else entries
+        entries = json_values(path, _EXPECTED)
+    if len(entries) == 1:
+        entries = entries[0].get("data", entries) if isinstance(entries[0], dict) else entries[0]
     with entry_of(path, "a span", _EXPECTED):
         spans = [flat(span) for each in entries for span in (each if isinstance(each, list) else [each])]
     wanted = _columns(dict.fromkeys(name for span in spans for name in span)).values()

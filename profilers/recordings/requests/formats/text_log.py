@@ -120,6 +120,12 @@ _FORMATS: tuple[_Format, ...] = (
         )
         for before, after in (('"metric":"http_req_duration",', ""), ("", ',"metric":"http_req_duration"'))
     ),
+    # Without a header, as vegeta encode --to csv writes it. The status 0 is no answer, as in k6's.
+    _Format(
+        "vegeta",
+        r"^(?P<arrival>\d{19}),(?P<status>[1-9]\d*|0,),?(?P<latency_ns>\d+),(?P<request_bytes>\d+),(?P<response_bytes>\d+),"
+        r"(?:.*,[A-Z]+,(?P<route>[^,]+),[^,]*)?",
+    ),
     _Format(
         "Traefik",
         r'\[(?P<arrival>[^\]]{9,40})\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) '

@@ -416,7 +416,7 @@ def zipkin_spans() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("writer", ["zipkin", "traces", "lines", "datadog"])
+@pytest.mark.parametrize("writer", ["zipkin", "traces", "lines", "datadog", "console"])
 def test_spans_in_json(tmp_path: Path, writer: str) -> None:
     spans = zipkin_spans()
     texts = {
@@ -430,6 +430,15 @@ def test_spans_in_json(tmp_path: Path, writer: str) -> None:
             "start_timestamp": f"2026-01-02T03:04:05.{span['timestamp'] % 1000:06}Z",
             "end_timestamp": f"2026-01-02T03:04:05.{span['timestamp'] % 1000 + span['duration']:06}Z"}}
             for k, span in enumerate(spans, 1)]}),
+        "console": "\n".join(json.dumps({
+            "name": "get", "context": {"trace_id": "0xt", "span_id": f"0x{k}", "trace_state": "[]"},
+            "kind": f"SpanKind.{span['kind']}", "parent_id": f"0x{k - 1}" if k > 1 else None,
+            "start_time": f"2026-01-02T03:04:05.{span['timestamp'] % 1000:06}Z",
+            "end_time": f"2026-01-02T03:04:05.{span['timestamp'] % 1000 + span['duration']:06}Z",
+            "status": {"status_code": "UNSET" if k > 1 else "ERROR"}, "attributes": {}, "events": [], "links": [],
+            "resource": {"attributes": {
+                "service.instance.id": "i", "service.name": span["localEndpoint"]["serviceName"]}}}, indent=4)
+            for k, span in enumerate(spans, 1)),
     }  # fmt: skip
     path = written(tmp_path, texts[writer])
     assert diagnose_recording(path, ReadOptions()).source.kind == "spans"  # type: ignore[union-attr]
@@ -442,6 +451,7 @@ def test_spans_in_json(tmp_path: Path, writer: str) -> None:
     assert table.start_ns.tolist() == [0, 10_000, 20_000, 30_000]
     assert table.end_ns.tolist() == [100_000, 90_000, 80_000, 70_000]
     assert ("1 line was left out" in " ".join(table.notes)) is (writer == "lines")
+    assert table.failed.tolist() == [writer == "console", False, False, False]
 
 
 def test_a_log_that_names_spans_is_no_recording_of_spans() -> None:
@@ -583,6 +593,12 @@ def test_envoy(tmp_path: Path) -> None:
         table_of(tmp_path, "".join(istio.format(k) for k in range(3))).latency_ns.tolist()
         == table.latency_ns.tolist()
     )
+
+
+def test_a_line_of_hypercorn_has_the_version_alone(tmp_path: Path) -> None:
+    line = NGINX.format(7, 200, 250_000).replace("HTTP/1.1", "1.1")
+    table = table_of(tmp_path, f"[2026-11-22 09:00:07 +0000] [12687] [INFO] {line}" * 2)
+    assert table.latency_ns.tolist() == [250 * MS, 250 * MS] and table.status.tolist() == [Status.OK] * 2
 
 
 def test_the_time_that_a_container_puts_before_a_line_is_when_it_was_written(tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ http_reqs,1795168800,1.000000,,,,true,,POST,http://h/predict,HTTP/1.1,default,,2
 http_req_duration,1795168800,50.000000,,,,true,,POST,http://h/predict,HTTP/1.1,default,,200,,,http://h/predict,,
 http_req_duration,1795168801,200.000000,,,,true,,POST,http://h/predict,HTTP/1.1,default,,504,,,http://h/predict,,
 """
+VEGETA = """\
+1795168800200000000,200,50000000,5,12,,b2s=,,0,POST,http://h/predict,RGF0ZTogeAo=
+1795168801300000000,504,200000000,5,0,"504 Gateway Timeout, said h",,,1,POST,http://h/predict,
+1795168802300000000,0,100000,0,0,"connection refused",,,2,POST,http://h/predict,
+"""
 GATLING = (
     "RUN\tsim.Basic\tbasic\t1795168800000\t \t3.9.5\n"
     "REQUEST\t\tpredict\t1795168800200\t1795168800250\tOK\t \n"
@@ -102,7 +107,7 @@ LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
         "Gatling": GATLING, "Gatling 3.3": GATLING.replace("REQUEST\t", "REQUEST\t7\t"), "Traefik": TRAEFIK,
-        "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
+        "IIS": IIS, "CloudFront": CLOUDFRONT, "vegeta": VEGETA.rpartition("1795168802")[0]}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
 ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR, "Gatling 3.3": Status.ERROR}
@@ -133,6 +138,11 @@ def test_a_request_of_k6_without_an_answer_did_not_end_ok_even_if_none_did(tmp_p
     for log in (K6, K6_JSON, K6_LATER):
         lost = log.replace(",200,", ",0,").replace(",504,", ",0,").replace('"200"', '"0"').replace('"504"', '"0"')
         assert table_of(tmp_path, lost).status.tolist() == [Status.ERROR, Status.ERROR]
+
+
+def test_a_request_of_vegeta_without_an_answer_did_not_end_ok(tmp_path: Path) -> None:
+    table = table_of(tmp_path, VEGETA)
+    assert table.status.tolist() == [Status.OK, Status.TIMEOUT, Status.ERROR] and table.route is None
 
 
 def test_commas_between_quotes_do_not_shift_the_cells_of_k6(tmp_path: Path) -> None:
