@@ -13,6 +13,7 @@ from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import OF_A_KIND, Reader, ReadOptions, Recorded, recorded_at
+from latfix.profilers.recordings.requests.formats.mapped_log import PER_REQUEST
 from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
 from latfix.profilers.recordings.requests.readers import TEXT_LOG
 from latfix.profilers.services.server_advice import with_advice
@@ -32,7 +33,6 @@ READERS: tuple[Reader, ...] = (
 #: Readers that take a folder of several such files.
 _BY_FILE = (KINETO, engine_steps.READER)
 
-_PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
 _SERVER_SIDE = "record requests: spans (OpenTelemetry), a proxy's access log, or latfix.record"
 #: Files that users often pass but cannot be read, by their first bytes: what they are, and what to do.
 _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, re.M), text) for pattern, text in (
@@ -41,9 +41,12 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"\A[\x00-\xff]{1,3}\xff\x81\x03\x01\x01\x06Result\x01",
      "results of vegeta in Go's own encoding; vegeta encode --to json FILE gives what can be read"),
     (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
-    (rb"\ARunning \S+ test @ ", f"a summary of wrk, without single requests; {_PER_REQUEST}"),
+    (rb"\ARunning \S+ test @ ", f"a summary of wrk, without single requests; {PER_REQUEST}"),
     (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
-     f"statistics of Locust, without single requests; {_PER_REQUEST}"),
+     f"statistics of Locust, without single requests; {PER_REQUEST}"),
+    (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
+    (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
+    (rb'\A\s*\{(?s:.*)"(p\(?\d\d\)?|mean|median|avg|average)"', f"figures of many requests; {PER_REQUEST}"),
     (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
      f"long each request took; {_SERVER_SIDE}"),
     (rb'"[A-Z]+ \S+ HTTP/[0-9.]+" [1-5][0-9]{2}\b',

@@ -80,6 +80,8 @@ _LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
 _END = re.compile(r"(end|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
 _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
+#: Of a latency, too, if no column has a usual one.
+_WHOLE = re.compile(r"total(_?time)?|took|time_?taken|end_?to_?end(_?latency)?", re.I)
 _STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
 _ID = re.compile(r"(x_)?((http_)?(request|req|correlation|trace)_?)?id", re.I)
@@ -91,13 +93,15 @@ _SERVER = re.compile(
 _USER = re.compile(r"(user|session|client|vu|customer)(_?(id|name))?", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
-#: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter,
+#: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter, ghz,
 #: vegeta, hey, oha, ApacheBench; Heroku, lograge; the access logs in JSON of Envoy (Istio), Traefik, Caddy and Kong;
 #: Elastic's schema; Serilog, pino, AWS Lambda's reports in CloudWatch, Application Insights.
 _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label",
       "user": "threadName"}),
+    ({"details.timestamp", "details.latency", "details.status"},
+     {"latency_ns": "details.latency", "arrival": "details.timestamp", "status": "details.status"}),
     ({"attack", "seq", "latency", "timestamp"}, {"latency_ns": "latency", "arrival": "timestamp", "status": "error"}),
     ({"response-time", "DNS+dialup", "offset"},
      {"latency_s": "response-time", "arrival_s": "offset", "status": "status-code", "connect_s": "DNS+dialup"}),
@@ -154,6 +158,11 @@ _OUT_OF_ORDER = 0.01
 #: How far local time goes back, give or take the time between two requests.
 _HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
+#: A list of objects within a document.
+_LIST_WITHIN = re.compile(rb"\"\s*:\s*\[\s*\{\s*\"")
+#: Names of figures of many requests.
+_FIGURE = re.compile(r"(^|[._ ])(p\(?\d\d|mean|median|avg|average)", re.I)
+PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
 _IN_NAMES = re.compile(r"^[^\W\d](?!.*: )[\w@.\- /()\[\]%#:+]*$|^@\w+$")
@@ -183,6 +192,8 @@ def knows(head: bytes) -> bool:
     """True if a file begins as JSON Lines, as a list of objects, or as CSV with a header."""
     if begins_with_object(head) is not None or _LIST.match(head):
         return True
+    if _is_document(head):
+        return _LIST_WITHIN.search(head) is not None
     names, values = _first_rows(head)
     named = [name for name in map(str.strip, names) if name]  # an index column has no name
     return (
@@ -190,6 +201,11 @@ def knows(head: bytes) -> bool:
         and len(values) in (0, len(names))
         and all(map(_IN_NAMES.match, named))
     )
+
+
+def _is_document(head: bytes) -> bool:
+    """True if a file begins as one JSON object, not as one per line."""
+    return head.lstrip()[:1] == b"{" and (begins_with_object(head) is None or b"\n" not in head.strip())
 
 
 def _is_latency(name: str) -> bool:
@@ -329,7 +345,7 @@ def _header(path: Path) -> tuple[bool, dict[str, Any]]:
     """True if the file is JSON, and by column the first value."""
     head = recorded_at(path).head
     result: dict[str, Any] = {}
-    if begins_with_object(head) is not None or _LIST.match(head):
+    if head.lstrip()[:1] in (b"{", b"["):
         for _, record in islice(_records(path), _FIRST_RECORDS):
             for name, value in flat(record or {}).items():
                 result[name] = value if result.get(name) is None else result[name]
@@ -351,12 +367,32 @@ def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Objects with their line numbers (in a list their positions); ``None`` for other values."""
-    if _LIST.match(recorded_at(path).head):
-        for number, value in enumerate(json_document(path, _EXPECTED), 1):
-            yield number, value if isinstance(value, dict) else None
+    head = recorded_at(path).head
+    if _LIST.match(head) or _is_document(head):
+        value = json_document(path, _EXPECTED)
+        for number, row in enumerate(value if isinstance(value, list) else _rows_within(value), 1):
+            yield number, row if isinstance(row, dict) else None
         return
     for number, line in lines_of(path):
         yield number, json_object(line)
+
+
+def _rows_within(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests of the longest list of them in a document, by the list's name; else the document."""
+    lists = {
+        name: value
+        for name, value in flat(document).items()
+        if isinstance(value, list) and value and isinstance(value[0], dict) and _has_times(value[0])
+    }
+    name = max(lists, key=lambda each: len(lists[each]), default="")
+    return [{name: row} for row in lists[name]] if lists and not _has_times(document) else [document]
+
+
+def _has_times(record: Mapping[str, Any]) -> bool:
+    """True if an object has a latency and a time."""
+    names = [*map(bare, flat(record))]
+    has_latency, *moments = (any(map(pattern.fullmatch, names)) for pattern in (_LATENCY, _ARRIVAL, _END))
+    return has_latency and any(moments)
 
 
 def _delimiter(line: str) -> str:
@@ -382,14 +418,14 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             roles += [role for role in usual if role.name not in taken]
             taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
-    for role, pattern in (("latency", _LATENCY), ("arrival", _ARRIVAL), ("end", _END), ("queue", _QUEUE),
-                          ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID),
+    for role, pattern in (("latency", _LATENCY), ("latency", _WHOLE), ("arrival", _ARRIVAL), ("end", _END),
+                          ("queue", _QUEUE), ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID),
                           ("user", _USER), ("server", _SERVER)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
         others = (each for each in names if each not in used and pattern.fullmatch(bare(each)))
         column = next((each for each in others if role != "latency" or not _is_date(columns[each])), None)
-        if column is not None and (role not in ("queue", "first") or _unit(column) is not None):
+        if column is not None and (pattern not in (_WHOLE, _QUEUE, _FIRST) or _unit(column) is not None):
             if role == "arrival" and (used & set(_NGINX) or _is_logged(column, names)):
                 role = "end"  # nginx, too, writes a line when the request ends
             roles.append(Role(role, column, _unit(column), by_name=True))
@@ -431,6 +467,8 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     there = ", ".join(names[:12])
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
         todo = "name the latency: --map latency_ms=COLUMN"
+        if any(map(_FIGURE.search, names)):
+            todo = f"these are figures of many requests: {PER_REQUEST}"
         if {"log", "stream"} <= set(names):
             todo = "Docker has wrapped the lines of a log: unwrap them with jq -j .log FILE"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)

@@ -125,6 +125,9 @@ OTHER_WRITERS = {
     "vegeta": "".join(json.dumps({"attack": "", "seq": k, "code": 200 - 200 * k, "latency": 250_000_000 + k,
                                   "timestamp": f"2026-01-02T03:04:05.{1 + 5 * k}23456789+01:00",
                                   "error": "refused" * k}) + "\n" for k in range(2)),
+    "ghz": json.dumps({"count": 2, "average": 5, "histogram": [{"mark": 0.1, "count": 1}] * 9, "details": [
+        {"timestamp": f"2026-01-02T03:04:05.{1 + 5 * k}00Z", "latency": 250_000_000, "error": "",
+         "status": ("OK", "Unavailable")[k]} for k in range(2)]}, indent=2),
     "hey": ("response-time,DNS+dialup,DNS,Request-write,Response-delay,Response-read,status-code,offset\n"
             "0.2500,0.0010,0.0,0.0,0.1,0.0,200,0.1000\n0.9,0.0010,0.0,0.0,0.1,0.0,500,0.6000\n"),
     "oha": ("request-start,DNS,DNS+dialup,Response-delay,request-duration,bytes,status\n"
@@ -214,6 +217,24 @@ def test_local_time_at_the_end_of_summer_is_noted(tmp_path: Path) -> None:
 def test_a_log_without_a_known_time_says_how_to_name_one(tmp_path: Path) -> None:
     table = table_of(tmp_path, "when,latency_ms\n5,12\n6,13\n")
     assert not table.timed and any("--map end=COLUMN" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_longest_list_of_requests_in_a_document_is_read(tmp_path: Path, indent: int | None) -> None:
+    rows = [{"start": k, "latency_ms": 9 + k} for k in range(3)]
+    document = {"name": "a", "latency_ms": {"p99": 5}, "worst": rows[:1], "data": {"rows": rows}}
+    table = table_of(tmp_path, json.dumps(document, indent=indent))
+    assert table.latency_ns.tolist() == [9 * MS, 10 * MS, 11 * MS] and table.arrival_ns.tolist() == [0, S, 2 * S]
+    one = {**rows[0], "calls": rows}  # the request itself
+    assert table_of(tmp_path, json.dumps(one)).latency_ns.tolist() == [9 * MS]
+
+
+@pytest.mark.parametrize(
+    ("text", "latency_ms"),
+    [("ts,total_ms,db_ms\n5,9,1\n", 9), ("ts,took_ms\n5,9\n", 9), ("ts,total_ms,latency_ms\n5,9,8\n", 8)],
+)
+def test_the_whole_is_the_latency_if_nothing_else_is(tmp_path: Path, text: str, latency_ms: int) -> None:
+    assert table_of(tmp_path, text).latency_ns.tolist() == [latency_ms * MS]
 
 
 @pytest.mark.parametrize("column", ["store_us", "store (s)", "storeMs"])
