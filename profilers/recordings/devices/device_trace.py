@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.formatting import shown
+from latfix.formatting import counted, shown
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 
 #: No correlation, no launch, no previous activity.
@@ -116,7 +116,7 @@ class DeviceTrace:
         self.waits, self.device_name, self.read = waits, device_name, read
         self.first_correlation = min(numbers, default=NOTHING)
         backward = built.host.reversed + built.device.reversed + built.ranges.reversed
-        note = f"{backward:,} interval(s) end before they begin; they are read with length 0."
+        note = f"{counted(backward, 'interval')} with an end before the begin: read with length 0."
         self.notes = (note,) if backward else ()
 
     @property

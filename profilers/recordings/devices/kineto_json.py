@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +31,7 @@ _KNOWN = re.compile(
     rb'"(?:traceEvents|deviceProperties|baseTimeNanoseconds|cuda_runtime_version|hip_runtime_version)"\s*:'
 )
 _EVENTS_ALONE = re.compile(rb'\[\s*\{[^{}]{0,400}"ph"\s*:')
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, InvalidOperation)
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _GPU = {"kernel": Device.KERNEL, "gpu_memcpy": Device.COPY, "gpu_memset": Device.MEMSET}
 _RUNTIME = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime"))
 _RANGES = frozenset(("user_annotation", "cpu_annotation"))
@@ -167,7 +167,10 @@ def nanoseconds(value: Any) -> int:
     if part.isdigit() and whole.lstrip("-").isdigit():
         digits = int((part + "000")[:3])
         return int(whole) * 1000 + (-digits if whole.startswith("-") else digits)
-    return int(Decimal(text) * 1000)
+    try:
+        return int(Decimal(text) * 1000)
+    except (ArithmeticError, ValueError) as error:
+        raise ValueError(f"the time {shown(value, 30)}") from error
 
 
 def _ends(event: Any) -> tuple[int, int]:

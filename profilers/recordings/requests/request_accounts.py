@@ -30,7 +30,7 @@ from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.remainder import remainder_words
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
-from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
+from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS, resolution_ns
 from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
@@ -209,7 +209,7 @@ class _Ledger:
             events = stalls.events[which]
             if len(events):
                 self.evidence[cause] = (
-                    f"{len(events)} times most open streams stood still together, "
+                    f"{times_words(events[:, 0])} most open streams stood still together, "
                     f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (usually "
                     f"{from_ns(stalls.usual_ns)} from chunk to chunk), {ending}"
                 )
@@ -364,9 +364,9 @@ class _Ledger:
         self.stalled = {STALL.id: lost}
         self.base = self.base - lost
         self.evidence[STALL.id] = (
-            f"{len(events)} times no request ended although several were being served, "
-            f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
-            f"{from_ns(usual)}); the recording does not show what ran then."
+            f"{times_words(events[:, 0])} no request ended although several "
+            f"were being served, {from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request "
+            f"takes {from_ns(usual)}); the recording does not show what ran then."
         )
 
     def _find_stalls_of_batches(self, batches: SharedBatches) -> None:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import seconds
 from latfix.profilers.evidence.intervals import Overlaps
 from latfix.profilers.recordings.requests.request_table import EngineSteps, Gaps
 
@@ -21,6 +22,8 @@ from latfix.profilers.recordings.requests.request_table import EngineSteps, Gaps
 #: their number, and their share of the open ones.
 _LONG, _TOGETHER, _LEAST, _OF_OPEN = 3.0, 0.1, 2, 0.5
 _CLOSE_NS = 5_000_000
+#: Stalls are periodic if there are enough times between them, of which this share is nearly the same.
+_LEAST_APART, _REGULAR, _NEARLY = 5, 0.8, 0.05
 #: In a log: minimum silence in typical services, and the share of it by which requests in service must be late.
 _SILENT, _SHOWN = 3.0, 0.5
 
@@ -108,6 +111,14 @@ def _prompt_then(firsts: Ints, came: Ints, steps: EngineSteps | None, begin: int
         return bool((steps.prefill_tokens[overlap] > 0).any())
     low, high = np.searchsorted(firsts, [end - near, end + near])
     return bool((came[low:high] <= begin + near).any())
+
+
+def times_words(moments: Ints) -> str:
+    """``24 times``; with the time from one stall to the next if that is nearly always the same."""
+    apart = np.diff(np.sort(moments))
+    usual = float(np.median(apart)) if len(apart) >= _LEAST_APART else 0.0
+    regular = usual > 0 and np.mean(np.abs(apart - usual) <= _NEARLY * usual) >= _REGULAR
+    return f"{len(moments)} times{f', every {seconds(usual / 1e9)},' if regular else ''}"
 
 
 def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[Ints, Ints, Ints]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Bools, Ints
-from latfix.formatting import shown
+from latfix.formatting import counted, shown
 from latfix.profilers.recordings.requests.text_source import LATEST_NS
 
 #: Attributes that name the service behind a client's span, the most specific first (OpenTelemetry's conventions).
@@ -117,9 +117,9 @@ class SpanRows:
         peer[np.array([bool(each) for each in peers], bool)] = service[len(peers) :]
         notes = []
         if self._reversed:
-            notes.append(f"{self._reversed} spans end before they begin; they are read with length 0.")
+            notes.append(f"{counted(self._reversed, 'span')} with an end before the begin: read with length 0.")
         if self._repeated:
-            notes.append(f"{self._repeated} repeated spans are counted once.")
+            notes.append(f"{counted(self._repeated, 'repeated span')}, counted once.")
         return SpanTable(
             start_ns=np.array(starts, np.int64) - first,
             end_ns=np.array(ends, np.int64) - first,

@@ -157,6 +157,10 @@ def whole() -> str:
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "damaged trace (event 1 has no 'name')"),
         (whole().replace('"ts": 17', '"ts": null, "x": 17', 1).encode(), "damaged"),
         (whole().replace('"ts": 17', '"ts": -9999', 1).encode(), "a time from -9"),
+        (
+            whole().replace('"ts": 17', '"ts": "soon", "x": 17', 1).encode(),
+            "(event 1: the time 'soon')",
+        ),
         (whole().replace('"name": "ProfilerStep#1"', '"name": null', 1).encode(), "the name None, which is no text"),
         (b'{"traceEvents": [' + b"[" * 100_000, ""),
     ],

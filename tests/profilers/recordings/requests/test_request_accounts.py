@@ -13,6 +13,7 @@ import pytest
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
+from latfix.profilers.recordings.requests.shared_stalls import times_words
 from latfix.queueing.closed_loop import find_closed_loop
 from latfix.queueing.queue_inference import infer_queue, served_from, starts
 from latfix.results.diagnosis import Diagnosis
@@ -69,6 +70,15 @@ def test_a_stall_of_all_servers_is_one_event(seed: int) -> None:
     result = diagnosed(simulated("stall", seed, servers=4))
     assert result.verdict == "stall.shared"
     assert "12 times" in result.causes[0].evidence or "11 times" in result.causes[0].evidence
+
+
+@pytest.mark.parametrize("regular", [True, False])
+def test_stalls_that_come_regularly_have_their_period(regular: bool) -> None:
+    rng = np.random.default_rng(3)
+    moments = np.arange(8) * 3.0 + rng.uniform(0, 0.05 if regular else 3.0, 8)
+    words = times_words((moments * 1e9).astype(np.int64))
+    assert words == ("8 times, every 3.00 s," if regular else "8 times")
+    assert times_words(np.arange(4)) == "4 times"
 
 
 def test_a_single_stall_is_shown_though_its_size_is_not_certain() -> None:

@@ -396,7 +396,7 @@ def test_span_columns(tmp_path: Path) -> None:
     )
     path.write_text(path.read_text() + path.read_text().partition("\n")[2])  # exported twice
     table = span_columns.read(path)
-    assert table.notes == ("2 repeated spans are counted once.",)
+    assert table.notes == ("2 repeated spans, counted once.",)
     assert table.services == ("front-end", "db")
     assert table.end_ns.tolist() == [10_000, 3_000]
     path.write_text(path.read_text() + "t,c,a,db-0,query,16611414")
