@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -66,4 +67,5 @@ def _when(rest_ns: Ints, slow: Ints, arrival_ns: Ints) -> str:
 
 def _seconds(arrival_ns: Ints, first: int, last: int) -> str:
     begin, end = (float(arrival_ns[row] - arrival_ns[0]) / 1e9 for row in (first, last))
-    return f"{begin:.3g} s to {end:.3g} s"
+    digits = max(1 - math.floor(math.log10(max(end - begin, 1e-9))), 0)  # two of the length
+    return f"{begin:,.{digits}f} s to {end:,.{digits}f} s"

@@ -15,8 +15,8 @@ from latfix.reports.answer import diagnosis_answer
 N, VALUES = 2_000, ("a", "b", "c", "d")
 
 
-def words(seed: int = 1, *, slow: str = "", begin: int = 0, length: int = N) -> str:
-    """A remainder of uneven requests that come every 10 ms, of which ``length`` from ``begin`` are slower, or 30 % of
+def words(seed: int = 1, *, slow: str = "", begin: int = 0, length: int = N, apart_ms: int = 10) -> str:
+    """A remainder of uneven requests that come regularly, of which ``length`` from ``begin`` are slower, or 30 % of
     those with the value ``slow``."""
     rng = np.random.default_rng(seed)
     rest, label = rng.lognormal(15, 0.8, N), rng.integers(0, len(VALUES), N)
@@ -24,7 +24,7 @@ def words(seed: int = 1, *, slow: str = "", begin: int = 0, length: int = N) -> 
     if length < N:
         chosen[begin : begin + length] = True
     rest[chosen] *= 20
-    arrival = np.arange(N) * 10_000_000
+    arrival = np.arange(N) * apart_ms * 1_000_000
     return remainder_words(rest.astype(np.int64), 0.02, arrival, {"server": (label, VALUES)})
 
 
@@ -37,6 +37,10 @@ def test_a_few_slow_requests_one_after_the_other_have_their_time(begin: int) -> 
     text = words(begin=begin, length=60)
     first, last = (float(word) for word in text.partition("came from ")[2].rstrip(" s.").split(" s to "))
     assert begin / 100 <= first < last < (begin + 60) / 100 and "server" not in text
+
+
+def test_times_are_exact_to_the_length_of_what_they_bound() -> None:
+    assert "came from 7,090 s to 7,360 s" in words(begin=700, length=60, apart_ms=10_000)
 
 
 def test_a_longer_time_is_a_level() -> None:
