@@ -6,11 +6,12 @@ work is ``service.NAME``. Each call is compared with the usual time of the same 
 
 A service that varies all the time is listed with its milliseconds, but not named. A cause is named if it stands out
 in the recording: a service or path that was slower for a stretch of it, a path that takes many times as long as the
-other paths of the system, or a slowdown that hits few requests.
+other paths of the system, a shard that takes many times as long as the others, or a slowdown that hits few requests.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +27,9 @@ from latfix.profilers.recordings.requests.spans.span_table import SpanTable, gro
 
 #: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
+#: Others that do the same work for the same caller, at least, such as the shards of a store.
+_LEAST_ALIKE = 3
+_NUMBER = re.compile(r"\d+")
 #: A slowdown is rare if it hits at most this share of requests, and at least so many.
 _RARE, _LEAST_HIT = 0.1, 5
 #: Four standard deviations of normal scatter, in median absolute deviations: the spread of logarithms.
@@ -93,7 +97,9 @@ def account_for_spans(spans: SpanTable) -> Accounts:
     for place in places:
         _measure_usual(place, requests)
     _find_levels(paths, requests)
-    _compare_paths(paths, float(np.median(requests.latency)) if len(requests.latency) else 0.0)
+    typical_ns = float(np.median(requests.latency)) if len(requests.latency) else 0.0
+    _compare_paths(paths, typical_ns)
+    _compare_alike([place for place in places if place not in paths], requests, typical_ns)
     return _accounts(requests, places, _blamed(places))
 
 
@@ -204,6 +210,33 @@ def _compare_paths(paths: list[_Place], typical_ns: float) -> None:
             place.usual = np.minimum(place.usual, usual)
 
 
+def _compare_alike(places: list[_Place], requests: _Requests, typical_ns: float) -> None:
+    """Flag services that take many times as long as others for the same operation of the same caller.
+
+    Their names differ in numbers only: an operation may have a name as general as ``GET``.
+    """
+    spans = requests.spans
+    levels: dict[tuple[int, int, str], dict[int, float]] = {}
+    for number, place in enumerate(places):
+        name = _NUMBER.sub("#", spans.services[place.name]) if isinstance(place.name, int) else ""
+        if not re.search("[^\\W\\d_]", name):  # an address may be that of another service
+            continue
+        # The wait for a callee without spans is its client's.
+        client = np.where(spans.service[place.rows] == place.name, spans.parent[place.rows], place.rows)
+        caller = np.where(client >= 0, spans.service[client], -1)
+        for same in groups_of(caller * len(spans.operations) + spans.operation[place.rows]):
+            work = int(caller[same[0]]), int(spans.operation[place.rows[same[0]]]), name
+            levels.setdefault(work, {})[number] = float(np.median(requests.alone_ns[place.rows[same]]))
+    for alike in levels.values():
+        for number, level in alike.items():
+            others = [each for other, each in alike.items() if other != number]
+            if len(others) < _LEAST_ALIKE or level <= _OUT_OF_LINE * (usual := float(np.median(others))):
+                continue
+            if level - usual > _MATERIAL_PATH * typical_ns:
+                places[number].out_of_line = True
+                places[number].usual = np.minimum(places[number].usual, usual)
+
+
 def _blamed(places: list[_Place]) -> dict[_Path, int]:
     """For each flagged path, the end that has the fault: the fewest services that explain all of them."""
     pending = [place.name for place in places if isinstance(place.name, _Path) and place.flagged]
@@ -312,7 +345,7 @@ def _sentence(places: list[_Place], requests: _Requests, beyond: Ints) -> str:
                 f", {place.stretch.inside / max(place.stretch.outside, 1.0):.1f}x from {begin:.0f} s to {end:.0f} s"
             )
         elif place.out_of_line:
-            text += " on other paths"
+            text += " on other paths" if isinstance(place.name, _Path) else " by others for the same calls"
         parts.append(text)
     hit = np.count_nonzero(beyond > _HIT * float(np.median(requests.latency)))
     return f"{'; '.join(parts)}; {share(hit / max(len(beyond), 1))} of requests hit."

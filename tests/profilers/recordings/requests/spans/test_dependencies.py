@@ -132,6 +132,34 @@ def test_a_quiet_shop_has_no_named_cause() -> None:
     assert not any(cause.named for cause in diagnosed(shop(seed=1)).causes)
 
 
+@pytest.mark.parametrize("own_spans", [True, False])
+@pytest.mark.parametrize(("names", "named"), [("db{}", True), ("10.0.0.{}", False), ("{}", False)])
+def test_the_slow_shard_of_four_is_named(own_spans: bool, names: str, named: bool) -> None:
+    rng = np.random.default_rng(3)
+    words = ("orders", "search", "stock", "mail") if names == "{}" else ("1", "2", "3", "4")
+    rows = SpanRows()
+    for request in range(800):
+        shard = int(rng.integers(4))
+        name, takes = names.format(words[shard]), 4 * rng.lognormal(0, 0.2) * (9 if shard == 2 else 1)
+        begin = 1_000 + 100 * request
+        add(rows, request, "root", "", "api", begin, begin + takes + 3)
+        rows.add(
+            trace=f"t{request}",
+            span="call",
+            parent="root",
+            service=name if own_spans else "api",
+            operation="GET",
+            start_ns=round((begin + 1) * MS),
+            end_ns=round((begin + 1 + takes) * MS),
+            calls=not own_spans,
+            attributes={} if own_spans else {"server.address": name},
+        )
+    slow = next(each for each in diagnosed(rows.table()).causes if each.cause == f"service.{names.format(words[2])}")
+    assert (
+        slow.named is named and ("4.0" in slow.evidence and "by others for the same calls" in slow.evidence) is named
+    )
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ordinary_scatter_of_the_largest_service_is_not_named(seed: int) -> None:
     rng = np.random.default_rng(seed)
