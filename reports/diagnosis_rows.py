@@ -123,8 +123,6 @@ def excess_words(diagnosis: Diagnosis) -> str:
     if diagnosis.is_single:
         taken = milliseconds(diagnosis.excess_ms)
         return f"The recording's only {unit} takes {taken}; there is no other to compare it with"
-    if finite(diagnosis.excess_ms) is None:
-        return f"Unknown: this recording does not contain single {unit}s"
     mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
     bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
     taken, excess = (uncertain_milliseconds(ms, bounds) for ms in (mean, diagnosis.excess_ms))

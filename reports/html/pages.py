@@ -285,6 +285,8 @@ def latency_cards(diagnosis: Diagnosis) -> list[Card]:
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
         if key in words
     ]
+    if finite(diagnosis.excess_ms) is None:
+        return cards
     above = f"above {milliseconds(diagnosis.reference_ms)}"
     excess = uncertain(diagnosis.excess_ms, bounds.get(focus_key(diagnosis)))
     return [*cards, ("excess of the tail", excess + ("" if excess == NONE else " ms"), above)]

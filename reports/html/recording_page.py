@@ -49,7 +49,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
     ]
     units = [] if diagnosis.is_single else [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest]
     present = {
-        "causes": diagnosis.is_timed,
+        "causes": diagnosis.is_timed and finite(diagnosis.excess_ms) is not None,
         "advice": True,
         "latency": diagnosis.is_timed and not diagnosis.is_single,
         "windows": bool(diagnosis.windows),
