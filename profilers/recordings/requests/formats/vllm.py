@@ -79,8 +79,8 @@ def read_bench(path: Path) -> RequestTable:
     notes: tuple[str, ...] = ()
     timed = all(start is not None for start in starts)
     if not timed:
-        notes = ("This version of vllm bench serve does not record send times (start_times): only the order of "
-                 "requests is known.",)  # fmt: skip
+        notes = ("The file has no send times (start_times; newer versions of vllm bench serve have): only the "
+                 "order of requests is known.",)  # fmt: skip
     return rows.table(
         facts={"format": BENCH, "model": document.get("model_id"), "request_rate": document.get("request_rate")},
         notes=notes,

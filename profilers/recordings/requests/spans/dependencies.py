@@ -19,7 +19,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
-from latfix.formatting import from_ns, share
+from latfix.formatting import from_ns, percent, share, significant
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
@@ -29,6 +29,8 @@ from latfix.profilers.recordings.requests.spans.span_table import SpanTable, gro
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
 #: Others that do the same work for the same caller, at least, such as the shards of a store.
 _LEAST_ALIKE = 3
+#: Share of requests whose calls are compared with those of all.
+_LARGEST = 0.05
 _NUMBER = re.compile(r"\d+")
 #: A slowdown is rare if it hits at most this share of requests, and at least so many.
 _RARE, _LEAST_HIT = 0.1, 5
@@ -263,6 +265,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
     nameable: dict[str, float] = {"input.size": DOMINANT}
     evidence: dict[str, str] = {}
     usual_of_all = np.zeros(n, np.int64)
+    work_at: dict[str, tuple[Floats, Ints]] = {}
     for name, members in named.items():
         rows = np.concatenate([place.rows for place in members])
         usual = np.rint(np.concatenate([place.usual for place in members])).astype(np.int64)
@@ -270,6 +273,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
         beyond = columns[name] = np.zeros(n, np.int64)
         np.add.at(beyond, request, own - usual)
         np.add.at(usual_of_all, request, usual)
+        work_at[name] = np.bincount(request, usual, n), np.bincount(request, minlength=n)
         evidence[name] = _sentence(members, requests, beyond)
         calls_ns = np.concatenate([place.calls_ns for place in members])
         if name in implicated or any(place.flagged for place in members):
@@ -279,9 +283,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
     ok = np.flatnonzero(~spans.failed[requests.own.roots])
     reference = round(float(np.median(usual_of_all[ok]))) if len(ok) else 0
     work = usual_of_all - reference
-    evidence["input.size"] = (
-        "requests make different calls; this is the usual time of their calls, compared with a typical request."
-    )
+    evidence["input.size"] = _different_calls(work, work_at)
     evidence[UNEXPLAINED] = "every moment belongs to a span."
     known = (*(_cause(name) for name in columns), CATALOGUE["input.size"], CATALOGUE[UNEXPLAINED])
     nothing = np.zeros(n, np.int64)
@@ -304,6 +306,21 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
         nameable=nameable,
         ids=tuple(spans.traces[k] for k in spans.trace[requests.own.roots[ok]].tolist()),
         notes=notes,
+    )
+
+
+def _different_calls(work: Ints, work_at: Mapping[str, tuple[Floats, Ints]]) -> str:
+    """A sentence on the place that most of the larger work is at, and the calls there: many may be retries."""
+    text = "requests make different calls; this is the usual time of their calls, compared with a typical request"
+    slow = np.argsort(work)[-max(round(_LARGEST * len(work)), 1) :]
+    added = {name: float(usual[slow].mean() - usual.mean()) for name, (usual, _) in work_at.items()}
+    most = max(added, key=lambda name: added[name], default="")
+    if not most or added[most] <= 0:
+        return f"{text}."
+    calls = work_at[most][1]
+    return (
+        f"{text}; most of it is {most}: {significant(calls[slow].mean())} calls in the {percent(_LARGEST)} of "
+        f"requests that need most, {significant(calls.mean())} in the mean."
     )
 
 

@@ -132,6 +132,17 @@ def test_a_quiet_shop_has_no_named_cause() -> None:
     assert not any(cause.named for cause in diagnosed(shop(seed=1)).causes)
 
 
+def test_the_calls_that_some_requests_make_more_often_are_in_the_evidence() -> None:
+    rows = SpanRows()
+    for request in range(400):
+        calls = 3 if request % 40 == 7 else 1  # tried again
+        add(rows, request, "root", "", "api", 100 * request, 100 * request + 4 * calls + 1)
+        for k in range(calls):
+            add(rows, request, f"c{k}", "root", "db", 100 * request + 4 * k, 100 * request + 4 * k + 4)
+    evidence = next(cause.evidence for cause in diagnosed(rows.table()).causes if cause.cause == "input.size")
+    assert "most of it is service.db: 2.00 calls in the 5 % of requests that need most, 1.05 in the mean" in evidence
+
+
 @pytest.mark.parametrize("own_spans", [True, False])
 @pytest.mark.parametrize(("names", "named"), [("db{}", True), ("10.0.0.{}", False), ("{}", False)])
 def test_the_slow_shard_of_four_is_named(own_spans: bool, names: str, named: bool) -> None:
