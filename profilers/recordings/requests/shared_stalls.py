@@ -115,7 +115,7 @@ def _prompt_then(firsts: Ints, came: Ints, steps: EngineSteps | None, begin: int
 
 def times_words(moments: Ints) -> str:
     """``24 times``; with the time from one stall to the next if that is nearly always the same."""
-    apart = np.diff(np.sort(moments))
+    apart = np.diff(np.sort(moments).astype(np.float64))
     usual = float(np.median(apart)) if len(apart) >= _LEAST_APART else 0.0
     regular = usual > 0 and np.mean(np.abs(apart - usual) <= _NEARLY * usual) >= _REGULAR
     return f"{len(moments)} times{f', every {seconds(usual / 1e9)},' if regular else ''}"

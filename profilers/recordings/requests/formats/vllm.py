@@ -79,7 +79,7 @@ def read_bench(path: Path) -> RequestTable:
     notes: tuple[str, ...] = ()
     timed = all(start is not None for start in starts)
     if not timed:
-        notes = ("The file has no send times (start_times; newer versions of vllm bench serve have): only the "
+        notes = ("The file has no send times (start_times, from newer versions of vllm bench serve): only the "
                  "order of requests is known.",)  # fmt: skip
     return rows.table(
         facts={"format": BENCH, "model": document.get("model_id"), "request_rate": document.get("request_rate")},
@@ -91,7 +91,13 @@ def read_bench(path: Path) -> RequestTable:
 def _list(document: Mapping[str, Any], name: str, path: Path) -> list[Any]:
     values = document.get(name)
     if not isinstance(values, list) or not values:
-        raise input_error(path, None, f"no list {name!r}", _RESULT, "save it with --save-result --save-detailed")
+        raise input_error(
+            path,
+            None,
+            f"no list {name!r}",
+            _RESULT,
+            "save it with --save-result --save-detailed (SGLang: --output-details)",
+        )
     return values
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -265,7 +266,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
     nameable: dict[str, float] = {"input.size": DOMINANT}
     evidence: dict[str, str] = {}
     usual_of_all = np.zeros(n, np.int64)
-    work_at: dict[str, tuple[Floats, Ints]] = {}
+    work_at: dict[str, tuple[Any, Any]] = {}
     for name, members in named.items():
         rows = np.concatenate([place.rows for place in members])
         usual = np.rint(np.concatenate([place.usual for place in members])).astype(np.int64)
@@ -309,8 +310,11 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
     )
 
 
-def _different_calls(work: Ints, work_at: Mapping[str, tuple[Floats, Ints]]) -> str:
-    """A sentence on the place that most of the larger work is at, and the calls there: many may be retries."""
+def _different_calls(work: Ints, work_at: Mapping[str, tuple[Any, Any]]) -> str:
+    """A sentence on the place that most of the larger work is at, and the calls there: many may be retries.
+
+    :param work_at: by place, ``(n,)`` the usual nanoseconds and the number of each request's calls.
+    """
     text = "requests make different calls; this is the usual time of their calls, compared with a typical request"
     slow = np.argsort(work)[-max(round(_LARGEST * len(work)), 1) :]
     added = {name: float(usual[slow].mean() - usual.mean()) for name, (usual, _) in work_at.items()}
