@@ -226,7 +226,7 @@ def _compare_alike(places: list[_Place], requests: _Requests, typical_ns: float)
             continue
         # The wait for a callee without spans is its client's.
         client = np.where(spans.service[place.rows] == place.name, spans.parent[place.rows], place.rows)
-        caller = np.where(client >= 0, spans.service[client], -1)
+        caller = np.where(client >= 0, spans.service[np.maximum(client, 0)], -1)
         for same in groups_of(caller * len(spans.operations) + spans.operation[place.rows]):
             work = int(caller[same[0]]), int(spans.operation[place.rows[same[0]]]), name
             levels.setdefault(work, {})[number] = float(np.median(requests.alone_ns[place.rows[same]]))
