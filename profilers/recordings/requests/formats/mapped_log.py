@@ -68,16 +68,18 @@ _MOMENTS = ("arrival", "end")
 _OTHERS = ("status", "cancelled", "route", "server", "id", "user")
 #: Usual names of columns, without their unit.
 _LATENCY = re.compile(
-    r"(e2e_?|total_?|request_?|response_?)?(latency|duration|elapsed|response_?time|request_?time)", re.I
+    r"(e2e_?|total_?|req(uest)?_?|resp(onse)?_?)?(latency|duration|elapsed|resp(onse)?_?time|req(uest)?_?time)", re.I
 )
 _ARRIVAL = re.compile(
-    r"(@?timestamp|ts|time|date(time)?|(arrival|start|begin|request_start|received)(_?(at|time|ts))?)(_UTC)?", re.I
+    r"(@?timestamp|ts|time|date(time)?|"
+    r"(arrival|arrived|start(ed)?|begin|request_start|received|submitted|created|enqueued)(_?(at|time|ts))?)(_UTC)?",
+    re.I,
 )
 #: Moments of which a name does not say whether the request began or ended; a logger's are its end: it writes a line,
 #: with a level, when the latency is known.
 _WRITTEN = re.compile(r"@?timestamp|ts|time|date(time)?", re.I)
 _LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
-_END = re.compile(r"(end|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
+_END = re.compile(r"(end(ed)?|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
 _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
 #: Of a latency, too, if no column has a usual one.

@@ -237,6 +237,15 @@ def test_the_whole_is_the_latency_if_nothing_else_is(tmp_path: Path, text: str, 
     assert table_of(tmp_path, text).latency_ns.tolist() == [latency_ms * MS]
 
 
+@pytest.mark.parametrize("begin", ["startedAt", "submitted", "created_at", "enqueued_at", "arrived", "begin_time"])
+@pytest.mark.parametrize("took", ["req_latency_ms", "respTimeMs", "elapsed_ms"])
+def test_usual_names_of_times(tmp_path: Path, begin: str, took: str) -> None:
+    table = table_of(tmp_path, f"{begin},{took}\n1763800000.5,9\n1763800001.5,8\n")
+    assert table.timed and table.latency_ns.tolist() == [9 * MS, 8 * MS]
+    table = table_of(tmp_path, f"{begin},ended_at\n1763800000.5,1763800000.6\n1763800001.5,1763800001.7\n")
+    assert table.latency_ns.tolist() == [100 * MS, 200 * MS]
+
+
 @pytest.mark.parametrize("column", ["store_us", "store (s)", "storeMs"])
 def test_the_mapping_of_an_unread_column_has_its_unit(tmp_path: Path, column: str) -> None:
     text = f"latency_ms,{column}\n9,1\n9,2\n"
