@@ -387,7 +387,7 @@ def _rows_within(document: dict[str, Any]) -> list[dict[str, Any]]:
         if isinstance(value, list) and value and isinstance(value[0], dict) and _has_times(value[0])
     }
     name = max(lists, key=lambda each: len(lists[each]), default="")
-    return [{name: row} for row in lists[name]] if lists and not _has_times(document) else [document]
+    return [{name: row} for row in lists[name]] if lists else [document]
 
 
 def _has_times(record: Mapping[str, Any]) -> bool:
