@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -293,6 +294,7 @@ def warnings(
             f"{parts}: percentiles count them as slower than they had waited; the mean, the stages and the causes "
             f"cover the {counted(counts['ok'], 'request')} that ended ok."
         )
+    notes += _failed_batches(record)
     unexplained = _tail_ms(causes, UNEXPLAINED)
     if unexplained < -_MOST_UNEXPLAINED * max(tail.excess_ms, 0.0) - 0.1:
         notes.append(
@@ -347,6 +349,18 @@ def _hangs(record: RunRecord) -> list[str]:
     """The hangs at the end of the run."""
     known = np.flatnonzero(record.events["kind"] == "hang")
     return [str(record.events["detail"][k].get("message", "")) for k in known.tolist()]
+
+
+def _failed_batches(record: RunRecord) -> list[str]:
+    """A warning if batches of several requests failed: their members may have ended ok, alone."""
+    several = record.batches["size"] > 1
+    failed = int(np.count_nonzero(several & (record.batches["retried"] != 0)))
+    if not failed:
+        return []
+    details = (detail for detail in record.events["detail"] if isinstance(detail, dict) and detail.get("retried"))
+    why = "".join(f": {detail['message']}" for detail in itertools.islice(details, 1))
+    batches = counted(int(np.count_nonzero(several)), "batch")
+    return [f"{failed} of {batches} of several requests failed, and their members were served again one by one{why}."]
 
 
 def _no_model(evidence: Evidence) -> str:

@@ -178,7 +178,7 @@ def _takes(model: Any, adapter: Any, inputs: list[Any]) -> bool:
 
 def _prepared(adapter: Any, traffic: Traffic) -> tuple[list[str], list[Any]]:
     """Ids and inputs of requests spread evenly over the traffic."""
-    from latfix.runners.calls.model_call import USER_ERRORS, describe
+    from latfix.runners.calls.model_call import USER_ERRORS, raised_by
 
     picks = np.unique(np.linspace(0, len(traffic) - 1, min(_SAMPLE, len(traffic))).round().astype(int))
     ids, inputs = [], []
@@ -188,20 +188,20 @@ def _prepared(adapter: Any, traffic: Traffic) -> tuple[list[str], list[Any]]:
         try:
             inputs.append(adapter.prepare(request))
         except USER_ERRORS as error:
-            raise RunnerError(f"prepare of request {request.id!r} raised {describe(error)}") from error
+            raise RunnerError(raised_by(f"prepare of request {request.id!r}", error)) from error
     return ids, inputs
 
 
 def _batches(adapter: Any, inputs: Sequence[Any], size: int) -> tuple[list[Any], list[Any], list[int]]:
     """All inputs as batches of one, as batches of ``size``, and the number of requests in each of the latter."""
-    from latfix.runners.calls.model_call import USER_ERRORS, describe
+    from latfix.runners.calls.model_call import USER_ERRORS, raised_by
 
     groups = [inputs[k : k + size] for k in range(0, len(inputs), size)]
     try:
         singles = [adapter.collate([value]) for value in inputs]
         return singles, [adapter.collate(list(group)) for group in groups], [len(group) for group in groups]
     except USER_ERRORS as error:
-        raise RunnerError(f"collate of {size} requests raised {describe(error)}") from error
+        raise RunnerError(raised_by(f"collate of {size} requests", error)) from error
 
 
 def _work(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfix.formatting import clipped, counted
-from latfix.runners.calls.tensor_tree import fields_of, map_tensors, replaced_fields
+from latfix.runners.calls.tensor_tree import fields_of, map_tensors, replaced_fields, replaced_items
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter or a panic in a native
 #: library, which is not an ``Exception`` either, fails one request only.
@@ -19,11 +21,15 @@ _REQUESTS, _SPAN_NS = 50, 1_000_000_000
 #: The parts of a message that vary between requests: numbers, and what looks like an id.
 _VARYING = re.compile(r"[0-9a-fA-F-]*\d[0-9a-fA-F-]*")
 
-#: What to do about a TypeError, by a part of its message.
+#: What to do about a model's error, by a pattern of its description.
 _HINTS = {
-    "keyword argument": "; a dict from prepare or collate is passed to the model as keyword arguments",
-    "numpy.ndarray": "; return tensors from prepare (torch.from_numpy), this model takes no NumPy arrays",
+    "TypeError.*keyword argument": "; a dict from prepare or collate is passed to the model as keyword arguments",
+    "TypeError.*numpy.ndarray": "; return tensors from prepare (torch.from_numpy), this model takes no NumPy arrays",
+    "does not require grad": "; latfix calls models in torch.no_grad: compute derivatives in torch.enable_grad",
 }
+
+#: Parts of the paths of installed libraries and of code without a file.
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
 def describe(error: BaseException) -> str:
@@ -37,11 +43,25 @@ def describe(error: BaseException) -> str:
     return f"{name}: {clipped(text, 300)}" if text else name
 
 
+def raised_by(what: str, error: BaseException) -> str:
+    """An exception of the user's code as one line, with the innermost line of the user's own files.
+
+    :param what: raised it: ``prepare``, ``the model``, …
+    """
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename.replace("\\", "/")
+        own = not str(frame.f_globals.get("__name__")).startswith("latfix.")
+        if own and not any(part in file for part in _LIBRARIES):
+            line = f" ({Path(file).name}:{number})"
+    return f"{what} raised {describe(error)}{line}"
+
+
 def model_error(error: BaseException) -> str:
     """The model's exception as one line, with a hint for common mistakes in the adapter."""
     text = describe(error)
-    hint = next((hint for part, hint in _HINTS.items() if isinstance(error, TypeError) and part in text), "")
-    return f"the model raised {text}{hint}"
+    hint = next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")
+    return f"{raised_by('the model', error)}{hint}"
 
 
 def call_model(model: Any, inputs: Any) -> Any:
@@ -102,7 +122,7 @@ def _split(output: Any, size: int) -> list[Any]:
         return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
     if isinstance(output, dict):
         columns = {key: _part(item, size) for key, item in output.items()}
-        return [{key: column[k] for key, column in columns.items()} for k in range(size)]
+        return [replaced_items(output, {key: column[k] for key, column in columns.items()}) for k in range(size)]
     if isinstance(output, tuple):
         parts = [_part(item, size) for item in output]
         make = getattr(type(output), "_make", tuple)  # a named tuple keeps its names

@@ -35,7 +35,7 @@ def _structure(value: Any, into: list[torch.Tensor]) -> Any:
         into.append(value)
         return _LEAF
     if isinstance(value, dict):
-        return {key: inner(item) for key, item in value.items()}
+        return replaced_items(value, {key: inner(item) for key, item in value.items()})
     if type(value) in (tuple, list):
         return type(value)(inner(item) for item in value)
     if fields := fields_of(value):
@@ -50,7 +50,7 @@ def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 def _built(shape: Any, tensors: Iterator[torch.Tensor]) -> Any:
     if isinstance(shape, dict):
-        return {key: _built(part, tensors) for key, part in shape.items()}
+        return replaced_items(shape, {key: _built(part, tensors) for key, part in shape.items()})
     if isinstance(shape, tuple | list):
         return type(shape)(_built(part, tensors) for part in shape)
     if fields := fields_of(shape):
@@ -86,6 +86,16 @@ def replaced_fields(value: Any, fields: Mapping[str, Any]) -> Any:
     return made
 
 
+def replaced_items(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict with other values. One of a subclass keeps its class: the items of some are attributes, too."""
+    if type(value) is dict:
+        return items
+    made = copy.copy(value)
+    for key, item in items.items():
+        made[key] = item
+    return made
+
+
 def map_tensors(
     value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()
 ) -> Any:
@@ -98,7 +108,7 @@ def map_tensors(
     if isinstance(value, torch.Tensor):
         return change(value, path)
     if isinstance(value, dict):
-        return {key: map_tensors(item, change, (*path, key)) for key, item in value.items()}
+        return replaced_items(value, {key: map_tensors(item, change, (*path, key)) for key, item in value.items()})
     if isinstance(value, tuple):
         make = getattr(type(value), "_make", tuple)  # a named tuple keeps its names
         return make(map_tensors(item, change, (*path, k)) for k, item in enumerate(value))

@@ -20,7 +20,7 @@ from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import ProcessMemory, ThreadCounters, difference
 from latfix.request import PRIORITIES, Request
-from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, describe
+from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, raised_by
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, Steps
 from latfix.runners.engine.idle_gc import IdleCollector
@@ -328,7 +328,7 @@ class Engine:
             inputs = self.adapter.prepare(request)
             elements, length = elements_and_length(tensors_of(inputs), 0)
         except USER_ERRORS as error:
-            failure = f"prepare raised {describe(error)}"
+            failure = raised_by("prepare", error)
         spent = difference(counters.snapshot(), before)
         process = time.process_time_ns() - process
         recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))

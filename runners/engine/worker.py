@@ -16,7 +16,7 @@ from latfix.profilers.probes.batch_delays import Delays
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters, difference
 from latfix.runners.calls.buffer_pool import BufferPool
 from latfix.runners.calls.call_counters import Calls
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, raised_by, split_output
 from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, shapes_of, tensors_of
 from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.async_batches import Collated, Flight, Flights
@@ -305,6 +305,7 @@ class Worker:
             return now
         recorder.batch_values(batch_id, {**stamps, "retried": 1})
         recorder.batch_done(batch_id, now)
+        self._engine.events.add("note", now, 0, batch_id=batch_id, detail={"message": failure, "retried": True})
         for member in members:
             now = self._serve_single(self._open([member], now, now, now, retried=True), member)
         return now
@@ -325,7 +326,7 @@ class Worker:
         try:
             return run(*arguments)
         except CollateError as error:
-            return f"collate raised {error}"
+            return str(error)
         except USER_ERRORS as error:
             return model_error(error)
 
@@ -384,7 +385,7 @@ class Worker:
             tensors = tensors_of(batch)
             elements, length = elements_and_length(tensors, 1)
         except USER_ERRORS as error:
-            raise CollateError(describe(error)) from None
+            raise CollateError(raised_by("collate", error)) from None
         if self.flights is None and self._instance.dtype is not None:
             batch = move(batch, "cpu", self._instance.dtype)
         self._delays.begin()
@@ -446,7 +447,7 @@ class Worker:
                 try:
                     answer = self._instance.adapter.finish(output, engine.request_of(slot))
                 except USER_ERRORS as raised:
-                    error = f"finish raised {describe(raised)}"
+                    error = raised_by("finish", raised)
                 # Measured from the end of compute or of the previous member's finish: one reading serves both.
                 after, process_now = counters.snapshot(), time.process_time_ns()
                 spent = difference(after, before)

@@ -18,7 +18,7 @@ from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
 from latfix.runners.answers.exaggeration import narrowed
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
-from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.model_call import USER_ERRORS, raised_by
 from latfix.runners.measure.accuracy_guard import judge, paired_loss, share_loss, too_few_to_tell
 from latfix.runners.measure.own_answers import ALONE, answers_of, compare_own
 from latfix.runners.service.loaded_service import Service
@@ -330,7 +330,7 @@ def _score(service: Service, predict: Any) -> float:
     except RunnerError:
         raise
     except USER_ERRORS as error:
-        raise RunnerError(f"{type(adapter).__name__}.evaluate raised {describe(error)}") from error
+        raise RunnerError(raised_by(f"{type(adapter).__name__}.evaluate", error)) from error
     if not math.isfinite(score):
         raise RunnerError(f"{type(adapter).__name__}.evaluate returned {score}; expected a finite score")
     return score

@@ -17,7 +17,7 @@ from latfix.profilers.probes.pause_probes import CompileEvents
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.calls.call_counters import summary
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, raised_by
 from latfix.runners.calls.tensor_tree import elements_of
 from latfix.runners.engine.engine import Engine, OnDone
 from latfix.runners.engine.idle_gc import IdleCollector
@@ -161,7 +161,7 @@ class Service:
         except RunnerError:
             raise
         except USER_ERRORS as error:
-            raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
+            raise RunnerError(raised_by(f"{type(adapter).__name__}.collate", error)) from error
         convert_models(self.models, batches, self.settings, seen)
 
     def _capture(self, traffic: Traffic) -> None:

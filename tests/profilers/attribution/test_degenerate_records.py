@@ -89,6 +89,17 @@ def test_request_without_its_batch_is_left_out_and_noted(simulate: Simulate) -> 
     assert any("5 requests that ended ok have no record of their batch" in note for note in diagnosis.notes)
 
 
+def test_failed_batches_whose_members_ended_ok_are_noted(simulate: Simulate) -> None:
+    """Nothing else would show that a service never forms a batch."""
+    record = simulate(n=200)
+    record.batches["size"][:40], record.batches["retried"][:30] = 3, 1
+    (words,) = [note for note in diagnose(record).notes if "one by one" in note]
+    assert words.startswith("30 of 40 batches of several requests failed") and words.endswith("one by one.")
+    kinds, details = np.array(["note"] * 2, object), np.array([{"steps": True}, {"retried": True, "message": "why"}])
+    columns = {name: np.zeros(2, np.int64) for name in record.events} | {"kind": kinds, "detail": details}
+    assert any(note.endswith("one by one: why.") for note in diagnose(replace(record, events=columns)).notes)
+
+
 def test_warmup_is_excluded_but_occupies_the_queue(simulate: Simulate) -> None:
     record = simulate(n=300, rate=20, cold=300.0)
     early = record.requests["index"] < 50

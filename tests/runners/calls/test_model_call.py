@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.errors import InputError, RunnerError
-from latfix.runners.calls.model_call import SameFailure, call_model, describe, model_error, split_output
+from latfix.runners.calls.model_call import (
+    SameFailure,
+    call_model,
+    describe,
+    model_error,
+    raised_by,
+    split_output,
+)
 from latfix.runners.calls.tensor_tree import elements_and_length, flatten, map_tensors, move, tensors_of, unflatten
 from latfix.runners.service.adapter_file import load_adapter
 
@@ -135,6 +143,24 @@ def test_dataclasses_and_named_tuples_are_split_field_by_field() -> None:
     assert doubled.scores.tolist() == [4.0, 6.0] and doubled.ranked.order.tolist() == [6.0, 8.0]
 
 
+class Answer(OrderedDict[str, Any]):
+    """A dict whose items are attributes, too, as some libraries answer."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+def test_a_dict_with_attributes_keeps_them() -> None:
+    output = Answer(logits=torch.arange(6.0).reshape(3, 2))
+    for k, part in enumerate(split_output(output, 3)):
+        assert part.logits.tolist() == part["logits"].tolist() == output.logits[k].tolist()
+    assert map_tensors(output, lambda tensor, _: tensor + 1).logits[0, 0] == 1
+    _, structure = flatten(output)
+    assert unflatten(structure, [torch.tensor(5)]).logits == 5
+    assert output.logits.shape == output["logits"].shape == (3, 2)
+
+
 @dataclass
 class Found:
     boxes: torch.Tensor
@@ -241,10 +267,27 @@ def test_few_or_different_or_quick_failures_do_not_end_a_replay() -> None:
         ({"start": torch.ones(1, 2)}, "passed to the model as keyword arguments"),
         (np.ones((1, 2), np.float32), "return tensors from prepare"),
         (torch.ones(1, 3), ""),
+        (torch.ones(1, 2), "compute derivatives in torch.enable_grad"),
     ],
 )
 def test_a_common_mistake_of_an_adapter_gets_a_hint(inputs: Any, hint: str) -> None:
-    with pytest.raises((TypeError, RuntimeError)) as raised:
-        call_model(torch.nn.Linear(2, 1), inputs)
+    class Force(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.autograd.grad(super().forward(x).sum(), x)[0]
+
+    with pytest.raises((TypeError, RuntimeError)) as raised, torch.no_grad():
+        call_model(Force(2, 1), inputs)
     message = model_error(raised.value)
     assert message.startswith("the model raised ") and hint in message and bool(hint) == (";" in message)
+
+
+def test_an_error_names_the_innermost_line_of_the_users_files(tmp_path: Path) -> None:
+    adapter = _adapter(
+        tmp_path / "1",
+        "import torch\nfrom latfix import Workload\n\nclass A(Workload):\n"
+        "    def prepare(self, request):\n        return self.row(request)\n\n"
+        "    def row(self, request):\n        return torch.zeros(2) @ torch.zeros(3)\n",
+    )
+    with pytest.raises(RuntimeError) as raised:
+        adapter.prepare(None)
+    assert raised_by("prepare", raised.value).endswith(" (adapter.py:9)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import weakref
@@ -136,6 +137,8 @@ def test_a_failed_batch_is_marked_and_its_members_run_one_by_one() -> None:
     assert rows["retried"].tolist() == [1] * 5
     assert sorted(rows["size"].tolist()) == [1, 1, 1, 1, 4]
     assert len(set(served.rows["batch_id"].tolist())) == 4, "each request's row names the batch that served it"
+    (reason,) = [row[6] for row in map(json.loads, served.events.drain(0).splitlines()) if row[2] == "note"]
+    assert reason["retried"] and "the model raised ValueError: bad one" in reason["message"]
 
 
 def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
@@ -361,5 +364,10 @@ def test_events_name_the_failed_request() -> None:
     served = _served(requests_of(3), adapter=Adapter(prepare=_numbers(lambda r: _fail(r, "1", error))))
     (event,) = [json.loads(line) for line in served.events.drain(0).splitlines()]
     assert event[2] == "error" and event[4] == 1
-    assert event[6]["message"] == "prepare raised ValueError: no such user"
+    assert re.fullmatch(r"prepare raised ValueError: no such user \(test_engine\.py:\d+\)", event[6]["message"])
     assert Status(int(served.rows["status"][1])) is Status.ERROR
+
+
+def test_an_output_that_latfix_refuses_has_no_line_of_latfix() -> None:
+    outcome = _served(requests_of(1), model=lambda _: torch.ones(3)).outcomes[0]
+    assert "the model returned shape (3,)" in outcome.error and ".py:" not in outcome.error
