@@ -19,7 +19,8 @@ class JudgedOutput(Document):
     :param told: how the kind was detected; ``declared`` in ``workload.toml``.
     :param bound: the largest distance at which two of them agree, in the kind's own measure.
     :param varies: the largest distance of the service's own answers, in batches and with other numbers of threads.
-    :param follows: dimensions, without the batch's, whose length follows the request's input.
+    :param follows: dimensions, without the batch's, whose length follows the request's input; ``uncut`` those in
+        which a batch's answers were longer than alone.
     """
 
     name: str
@@ -28,6 +29,7 @@ class JudgedOutput(Document):
     bound: float
     varies: float
     follows: tuple[int, ...] = ()
+    uncut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +83,12 @@ class AnswerCheck(Document):
                 "Return from finish what matters, or give the workload an evaluate()."
             )
         for output in self.outputs:
-            if output.follows:
-                axes = " and ".join(map(str, output.follows))
+            if output.uncut:
+                axes = " and ".join(map(str, output.uncut))
                 found.append(
                     f"{_called(output.name).capitalize()} is as long as the request's input in dimension {axes} "
                     "(without the batch's), and in a batch as long as the longest. Padding is cut before answers are "
-                    "compared, but the service returns it unless finish, or its shape in [outputs], cuts it."
+                    "compared, but the service returns it: cut it in finish, or declare its shape in [outputs]."
                 )
         return tuple(found)
 

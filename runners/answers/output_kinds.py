@@ -83,9 +83,9 @@ def _of_labels(name: str, values: Sequence[Array]) -> tuple[Kind, str]:
 
 def _classes(rows: Sequence[Array]) -> Kind:
     """Classes of a request, or of its steps; numbers if rows differ in length, as one number for each detection."""
-    if max(array.ndim for array in rows) > 1:
-        return "steps"
-    return "scores" if len({array.shape for array in rows}) == 1 else "numbers"
+    if len({array.shape[-1:] for array in rows} - {()}) > 1:
+        return "numbers"
+    return "steps" if max(array.ndim for array in rows) > 1 else "scores"
 
 
 def _of_unit_length(array: Array) -> bool:
@@ -99,6 +99,10 @@ def _by_shape(values: Sequence[Array], rows: Sequence[Array]) -> tuple[Kind, str
     dimensions = max(array.ndim for array in rows)
     if dimensions > 2:
         return "vectors", first
+    if all(len({array.shape[axis] for array in rows if array.ndim == 2}) > 1 for axis in (0, 1)) and all(
+        min(array.shape, default=0) >= _LEAST_SIDE for array in rows
+    ):
+        return "images", f"{first}, and others of another height and width"
     if dimensions == 2 and rows[0].shape[-1:] == (4,):
         return "numbers", f"{first}, that of boxes"
     found = _classes(rows)

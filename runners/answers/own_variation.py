@@ -62,7 +62,7 @@ def own_variation(
         yardstick=yardstick,
         agreements=agreements,
         check=AnswerCheck(
-            outputs=_outputs(yardstick),
+            outputs=_outputs(yardstick, _uncut(yardstick, alone, batched)),
             compared=len(shared),
             differing=len(odd),
             padded=len(known) > 1,
@@ -101,7 +101,19 @@ def _with_variation(yardstick: Yardstick, shared: Iterable[Compared], apart: Ite
     return replace(yardstick, measures=measures)
 
 
-def _outputs(yardstick: Yardstick) -> tuple[JudgedOutput, ...]:
+def _uncut(yardstick: Yardstick, alone: Answers, batched: Answers) -> dict[str, set[int]]:
+    """By output, the dimensions in which the padding of a batch came back with an answer."""
+    found: dict[str, set[int]] = {}
+    for one, two in zip(alone, batched, strict=False):
+        for own, given in zip(one or (), two or (), strict=False):
+            if own.name == given.name and own.values.ndim == given.values.ndim:
+                longer = np.greater(given.values.shape, own.values.shape)
+                axes = (axis for axis in yardstick.follows.get(own.name, ()) if longer[axis])
+                found.setdefault(own.name, set()).update(axes)
+    return found
+
+
+def _outputs(yardstick: Yardstick, uncut: Mapping[str, set[int]]) -> tuple[JudgedOutput, ...]:
     return tuple(
         JudgedOutput(
             name=name,
@@ -110,6 +122,7 @@ def _outputs(yardstick: Yardstick) -> tuple[JudgedOutput, ...]:
             bound=measure.bound,
             varies=measure.varies,
             follows=yardstick.follows.get(name, ()),
+            uncut=tuple(sorted(uncut.get(name, ()))),
         )
         for name, measure in yardstick.measures.items()
     )

@@ -225,6 +225,15 @@ def test_a_service_that_is_right_has_no_fault_and_its_noise_is_known() -> None:
     assert again.agreement == 1.0 and again.same
 
 
+def test_answers_that_finish_cut_are_no_fault() -> None:
+    alone, batched, threaded, shapes = _service(leaks=0.0)
+    ids = [str(k) for k in range(40)]
+    (fault,) = own_variation(ids, alone, batched, threaded, {}, shapes).check.faults()
+    assert "in a batch as long as the longest" in fault
+    cut = own_variation(ids, alone, alone, threaded, {}, shapes).check
+    assert cut.faults() == () and cut.outputs[0].follows == (0,)
+
+
 def test_a_finding_is_read_as_it_was_written() -> None:
     alone, batched, threaded, shapes = _service(leaks=2.0)
     check = own_variation([str(k) for k in range(40)], alone, batched, threaded, {}, shapes).check

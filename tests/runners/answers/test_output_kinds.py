@@ -49,6 +49,11 @@ def _unit(*shape: int) -> Any:
         # Of what was found there is a score each, and no class among them.
         ("scores", _RNG.random(3), _RNG.random(5), "numbers"),
         ("", _RNG.random((64, 8, 8)), _RNG.random((64, 8, 8)), "vectors"),
+        # Classes are the same ones in each answer.
+        ("", _RNG.random((64, 80)), _RNG.random((70, 96)), "images"),
+        ("", _RNG.random((64, 80)), _RNG.random((70, 80)), "steps"),
+        ("", _RNG.random((64, 80)), _RNG.random((64, 96)), "numbers"),
+        ("", _RNG.random((64, 8)), _RNG.random((70, 9)), "numbers"),
         ("label", np.array(3), np.array(4), "ids"),
         ("top", np.array([1, 2, 3]), np.array([4, 5, 6]), "ids"),
         ("tokens", np.array([1, 2, 3]), np.array([4, 5, 6]), "steps"),
