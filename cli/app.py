@@ -119,7 +119,9 @@ def _run(arguments: list[str] | None) -> int:
         sys.stdout.write(error.format_message() + "\n")
         return EXIT_INPUT
     except ClickException as error:
-        hint = "; see latfix --help" if error.exit_code == EXIT_INPUT else ""
+        used = getattr(error, "ctx", None)  # the command whose options are wrong
+        command = "" if used is None else used.command_path.removeprefix(used.find_root().command_path)
+        hint = f"; see latfix{command} --help" if error.exit_code == EXIT_INPUT else ""
         print_error(f"{_one_line(error.format_message()).rstrip('.')}{hint}")
         return EXIT_INPUT
     except LatfixError as error:

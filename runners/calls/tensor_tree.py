@@ -24,23 +24,24 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
     return tensors, _structure(value, tensors)
 
 
-def _structure(value: Any, into: list[torch.Tensor]) -> Any:
-    """The structure of a value, whose tensors are appended to ``into``."""
+def _structure(value: Any, into: list[torch.Tensor], name: str = "") -> Any:
+    """The structure of a value, whose tensors are appended to ``into``; ``name`` is its key or field, if any."""
     import torch
 
-    def inner(item: Any) -> Any:
-        return None if item is None else _structure(item, into)
+    def inner(item: Any, key: Any = name) -> Any:
+        return None if item is None else _structure(item, into, str(key))
 
     if isinstance(value, torch.Tensor):
         into.append(value)
         return _LEAF
     if isinstance(value, dict):
-        return replaced_items(value, {key: inner(item) for key, item in value.items()})
+        return replaced_items(value, {key: inner(item, key) for key, item in value.items()})
     if type(value) in (tuple, list):
         return type(value)(inner(item) for item in value)
     if fields := fields_of(value):
-        return replaced_fields(value, {key: inner(item) for key, item in fields.items()})
-    raise TypeError(f"found {type(value).__name__} where tensors, tuples, lists or dicts of them were expected")
+        return replaced_fields(value, {key: inner(item, key) for key, item in fields.items()})
+    found = f"{type(value).__name__} in {name!r}" if name else type(value).__name__
+    raise TypeError(f"found {found} where tensors, tuples, lists or dicts of them were expected")
 
 
 def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:

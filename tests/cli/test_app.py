@@ -157,6 +157,12 @@ def test_every_failure_is_one_line_and_a_code(
     assert err.count("\n") <= 1 and len(err) < 600
 
 
+@pytest.mark.parametrize("command", ["backends", "traffic convert", ""])
+def test_a_wrong_option_refers_to_the_help_of_its_command(command: str, cli: Cli) -> None:
+    code, _, err = cli(*command.split(), "--no-such")
+    assert code == 2 and err.endswith(f"; see {' '.join(['latfix', *command.split()])} --help\n")
+
+
 def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path) -> None:
     what = ("--kind", "poisson", "--rate", "9", "--duration", "9")
     done = run("traffic", "synthesize", str(tmp_path / "t.jsonl"), *what, shell="| true")

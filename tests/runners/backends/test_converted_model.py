@@ -201,7 +201,7 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
             "    def prepare",
             "    def collate(self, inputs):\n        return {**super().collate(inputs), 'count': len(inputs)}\n\n"
             "    def prepare",
-            "among its inputs, found int where tensors",
+            "among its inputs, found int in 'count' where tensors",
         ),
     ],
     ids=["a loop over a length", "a loop over data", "no tensor"],

@@ -173,8 +173,12 @@ def test_dataclasses_are_flattened_and_rebuilt() -> None:
     assert [tensor.tolist() for tensor in tensors] == [[1.0] * 2, [0.0] * 3]
     found = unflatten(structure, [torch.tensor(5), torch.tensor(6)])
     assert found == {"found": Found(torch.tensor(5), (torch.tensor(6), None)), "none": None}
-    for wrong in (None, {"text": "a"}):
-        with pytest.raises(TypeError, match="where tensors"):
+    for wrong, found in (
+        (None, "NoneType"),
+        ({"text": ["a"]}, "str in 'text'"),
+        (Found(torch.ones(2), 3), "int in 'labels'"),
+    ):
+        with pytest.raises(TypeError, match=f"found {found} where tensors"):
             flatten(wrong)
 
 
