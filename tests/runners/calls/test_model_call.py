@@ -146,6 +146,8 @@ def test_dataclasses_and_named_tuples_are_split_field_by_field() -> None:
 class Answer(OrderedDict[str, Any]):
     """A dict whose items are attributes, too, as some libraries answer."""
 
+    logits: torch.Tensor
+
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
         super().__setattr__(key, value)
@@ -176,7 +178,7 @@ def test_dataclasses_are_flattened_and_rebuilt() -> None:
     for wrong, found in (
         (None, "NoneType"),
         ({"text": ["a"]}, "str in 'text'"),
-        (Found(torch.ones(2), 3), "int in 'labels'"),
+        ({"labels": (torch.zeros(1), 3)}, "int in 'labels'"),
     ):
         with pytest.raises(TypeError, match=f"found {found} where tensors"):
             flatten(wrong)
