@@ -179,7 +179,9 @@ def test_a_model_that_returns_nonsense_for_a_batch(wrong: Hook) -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense", [None, 3, "text", object(), [], torch.ones(2, 2), {"x": torch.ones(1)}], ids=repr
+    "nonsense",
+    [None, 3, "text", pytest.param(object(), id="object"), [], torch.ones(2, 2), {"x": torch.ones(1)}],
+    ids=repr,
 )
 def test_a_prepare_that_returns_nonsense_affects_no_other_request(nonsense: object) -> None:
     def prepare(request: Request) -> Any:
