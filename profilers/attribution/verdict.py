@@ -294,7 +294,7 @@ def warnings(
             f"{parts}: percentiles count them as slower than they had waited; the mean, the stages and the causes "
             f"cover the {counted(counts['ok'], 'request')} that ended ok."
         )
-    notes += _failed_batches(record)
+    notes += _failed_batches(record, n)
     unexplained = _tail_ms(causes, UNEXPLAINED)
     if unexplained < -_MOST_UNEXPLAINED * max(tail.excess_ms, 0.0) - 0.1:
         notes.append(
@@ -351,11 +351,11 @@ def _hangs(record: RunRecord) -> list[str]:
     return [str(record.events["detail"][k].get("message", "")) for k in known.tolist()]
 
 
-def _failed_batches(record: RunRecord) -> list[str]:
-    """A warning if batches of several requests failed: their members may have ended ok, alone."""
+def _failed_batches(record: RunRecord, ok: int) -> list[str]:
+    """A warning if batches of several requests failed, and requests ended ``ok`` all the same, alone."""
     several = record.batches["size"] > 1
     failed = int(np.count_nonzero(several & (record.batches["retried"] != 0)))
-    if not failed:
+    if not failed or not ok:
         return []
     details = (detail for detail in record.events["detail"] if isinstance(detail, dict) and detail.get("retried"))
     why = "".join(f": {detail['message']}" for detail in itertools.islice(details, 1))

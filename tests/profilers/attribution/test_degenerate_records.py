@@ -98,6 +98,8 @@ def test_failed_batches_whose_members_ended_ok_are_noted(simulate: Simulate) -> 
     kinds, details = np.array(["note"] * 2, object), np.array([{"steps": True}, {"retried": True, "message": "why"}])
     columns = {name: np.zeros(2, np.int64) for name in record.events} | {"kind": kinds, "detail": details}
     assert any(note.endswith("one by one: why.") for note in diagnose(replace(record, events=columns)).notes)
+    record.requests["status"][:] = 1
+    assert not any("one by one" in note for note in diagnose(record).notes), "the errors are shown"
 
 
 def test_warmup_is_excluded_but_occupies_the_queue(simulate: Simulate) -> None:
