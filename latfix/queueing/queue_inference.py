@@ -2,10 +2,9 @@
 
 With a fixed number of servers and first-come, first-served order, a request begins when it has arrived and a server
 is free, which the ends of earlier requests show. The remainder of its latency is service. The log confirms a number
-of servers if requests that waited have the same service as requests that found the service idle. Behind a single
-server, time before and after it, such as in an event loop, is told from service: a wait hides it. If none found it
-idle, the order of ends shows the number: a request is overtaken only by those served beside it. Otherwise no queue is
-assumed.
+of servers if requests that waited have the same service as requests that found the service idle. Time before and
+after a server, such as in an event loop, is told from service: a wait hides it. If none found it idle, the order of
+ends shows the number: a request is overtaken only by those served beside it. Otherwise no queue is assumed.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ _RARELY_FREE = 0.05
 _QUANTILES = np.linspace(0.1, 0.9, 17)
 #: A number of servers this close to the best one (logarithm of the factor) is preferred if it is smaller.
 _AS_GOOD = 0.02
-#: Most time outside a single server, as a share of the time that it is occupied.
-_OUTSIDE = 0.5
+#: Rounds in which the time outside of servers is approached, up to so many servers; least such time, as a share of
+#: the latency.
+_ROUNDS, _FEW_SERVERS, _OUTSIDE = 12, 8, 0.02
 #: Largest share of the requests that waited which may end before a server was free for them.
 _TOO_EARLY = 0.02
 #: Waits up to this multiple of the resolution may come from rounding.
@@ -86,6 +86,7 @@ class Queue:
     :param slot_ns: time for which a request occupies a server; ``None`` for its whole service.
     :param always: no request found a free server.
     :param dependent: services grow with the number in flight: not all of the wait is known.
+    :param outside_ns: time of a request before and after its server, which others may occupy then.
     """
 
     servers: int
@@ -95,6 +96,7 @@ class Queue:
     slot_ns: float | None = None
     always: bool = False
     dependent: bool = False
+    outside_ns: int = 0
 
 
 def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | None:
@@ -121,9 +123,11 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     close_ns = _TOGETHER * float(gaps.mean())
     if resolution_ns <= close_ns and np.mean(gaps <= close_ns) > 2 * _BATCHED:
         return None  # batches
-    met = in_flight(sample, took)
-    stations = [(1, _outside_ns(sample, took, met)), *((servers, 0) for servers in _CANDIDATES)]
-    fits = [(each, fit) for each in stations if (fit := _misfit(sample, took, met, *each, resolution_ns))]
+    fits = []
+    for station in _stations(sample, took):
+        inside = took - station[1]
+        if fit := _misfit(sample, inside, in_flight(sample, inside), station[0], resolution_ns):
+            fits.append((station, fit))
     best = min((misfit for _, (misfit, _) in fits), default=0.0)
     fitting = next((each for each in fits if each[1][0] <= best + _AS_GOOD), None)
     if fitting is None or fitting[1][1] > 0 or fitting[1][0] > math.log(_ALIKE_ROUNDED):
@@ -132,6 +136,7 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     wait = starts(arrival, arrival + latency - outside, servers)
     wait -= arrival
     np.clip(wait, 0, latency, out=wait)
+    met = in_flight(sample, took - outside)
     if _ends_follow_arrivals(sample, sample + took, wait[:n] > 0, servers):
         return None
     free, behind, lasting = _dependence(took - wait[:n], met, servers)
@@ -144,6 +149,7 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
         waited=float(np.mean(wait > 0)),
         misfit=math.exp(misfit),
         dependent=rises or behind > _SURE,
+        outside_ns=outside,
     )
 
 
@@ -185,38 +191,53 @@ def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
     )
 
 
-def _outside_ns(arrival: Ints, latency: Ints, met: Ints) -> int:
-    """Time of a request before and after a single server; 0 if there is hardly any, or far too much.
+def _stations(arrival: Ints, latency: Ints) -> list[tuple[int, int]]:
+    """Numbers of servers, and time outside of them, that are tried; the first that fits is preferred."""
+    result = []
+    for servers in _CANDIDATES:
+        if servers <= _FEW_SERVERS and (outside := _outside_ns(arrival[:_COMPARED], latency[:_COMPARED], servers)):
+            result.append((servers, outside))
+        result.append((servers, 0))
+    return result
 
-    A request that waited ends one service after the one ahead: its own time outside passes while that is served.
+
+def _outside_ns(arrival: Ints, latency: Ints, servers: int) -> int:
+    """Time of a request before and after its server; 0 if there is hardly any.
+
+    A request that waited ends one service after the one whose server it took: its own time outside passes while that
+    is served. Who waited follows from the time outside, so both are approached in turns.
     """
-    service = latency - np.maximum(starts(arrival, arrival + latency, 1) - arrival, 0)
-    if not np.any(met == 0) or not np.any(met > 0):
+    idle = in_flight(arrival, latency) == 0
+    if not idle.any():
         return 0
-    occupied = float(np.median(service[met > 0]))
-    outside = float(np.median(service[met == 0])) - occupied
-    return int(outside) if 0 < outside <= _OUTSIDE * occupied else 0
+    alone, outside = float(np.median(latency[idle])), 0
+    for _ in range(_ROUNDS):
+        begin = starts(arrival, arrival + latency - outside, servers)
+        waited = begin > arrival
+        if np.count_nonzero(waited) < _LEAST_WAITED:
+            return 0
+        occupied = float(np.median((arrival + latency - outside - begin)[waited]))
+        outside = int(np.clip(alone - occupied, 0, alone))
+    return outside if outside > _OUTSIDE * alone else 0
 
 
-def _misfit(
-    arrival: Ints, latency: Ints, met: Ints, servers: int, outside_ns: int, resolution_ns: int
-) -> tuple[float, float] | None:
+def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns: int) -> tuple[float, float] | None:
     """How much services differ with and without a wait; ``None`` if the number of servers is impossible.
 
     With too few servers, requests end before one was free for them. With too many, a part of the wait counts as
     service. Requests that found a free server must not slow each other down either.
 
-    :param outside_ns: of each latency, time before and after the server.
+    :param latency: without the time outside of servers.
     :returns: logarithms of the factor, and of its excess over the limit, chance and rounding.
     """
     waited = met >= servers
     # What the first requests of a log met is unknown.
     if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(~waited[servers:]) < _LEAST_FREE:
         return None
-    wait = np.maximum(starts(arrival, arrival + latency - outside_ns, servers) - arrival, 0)
+    wait = np.maximum(starts(arrival, arrival + latency, servers) - arrival, 0)
     if float(np.quantile(wait[waited], 0.9)) <= _ROUNDING * resolution_ns:
         return None
-    if np.mean((latency - wait - outside_ns < -2 * resolution_ns)[waited]) > _TOO_EARLY:
+    if np.mean((latency - wait < -2 * resolution_ns)[waited]) > _TOO_EARLY:
         return None
     # Waits must show in the latency: requests that are served side by side seem to wait too.
     longer = float(np.median(latency[waited]) - np.median(latency[~waited]))

@@ -307,7 +307,8 @@ def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
         finish = norms.of("typical_finish", lambda: quiet_median(evidence.units["finish"].wall, quiet))
     size = np.arange(len(typical))
     compute = np.minimum(typical, np.maximum(size, 1) * typical[min(1, len(typical) - 1)])
-    return np.asarray(service, dtype=np.int64), np.asarray(np.maximum(fixed + compute + size * finish, 0.0))
+    reference = fixed + compute + size * finish - evidence.setup.outside_ns
+    return np.asarray(service, dtype=np.int64), np.asarray(np.maximum(reference, 0.0))
 
 
 def _columns(entries: Ints) -> Floats:

@@ -37,6 +37,7 @@ class Setup:
     :ivar device_waits: lines of the model's code at which the host waits for the device.
     :ivar servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
         latfix's own runner; ``outside`` True for the former. ``rule`` how they gather batches, if they do.
+        ``outside_ns`` time of a request before and after its server.
     :ivar threads: that run the model: ``workers`` counts the places of each.
     :ivar expandable: torch's allocator maps pages on the device (expandable segments).
     :ivar copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
@@ -80,7 +81,8 @@ class Setup:
         self.minor_fault_error = _relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE
         self.calibrated = fault > 0
         # An event loop hands out a batch's answers while the next one is computed.
-        self.overlapped = overlapped or rule is not None
+        until_first = serving is not None and serving.until_first
+        self.overlapped = overlapped or rule is not None or until_first
         self.device_profile = DeviceProfile.of(meta.device_profile)
         self.device_waits = meta.device_waits
         self.copy_costs = _copy_costs(calibration)
@@ -88,6 +90,7 @@ class Setup:
         self.places = settings.places
         self.threads = -(-workers // settings.places)
         self.servers, self.outside, self.rule = servers, servers is not None, rule
+        self.outside_ns = 0 if serving is None else serving.outside_ns
         self.expandable = bool(meta.device_memory.get("settings", {}).get("expandable_segments"))
 
     @property

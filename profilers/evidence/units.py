@@ -178,7 +178,8 @@ class Evidence:
     def released_ns(self) -> Ints:
         """``(m,)`` when the next batch could begin. With overlap, that is before answers are handed out."""
         name = "compute_end_ns" if self.setup.overlapped else "finish_end_ns"
-        return np.asarray(self.batches[name], dtype=np.int64)
+        ended = self.batches[name] - self.setup.outside_ns
+        return np.asarray(np.maximum(ended, self.batches["open_ns"]), dtype=np.int64)
 
     def of_batch(self, per_batch: Ints) -> Ints:
         """A batch's figure at each of its members; zero for requests without a batch."""

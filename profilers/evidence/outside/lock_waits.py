@@ -243,16 +243,23 @@ def serving_of(record: RunRecord) -> Serving:
     rows = record.requests
     usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
     at, end = (times[usable] for times in presence(rows))
+    streamed, first = (rows["chunks"] > 1).any(), np.maximum(end - rows["finish_ns"][usable], at)
     # Streams join and leave a batch at any time. A loop that computes answers those together that came meanwhile.
-    if not (rows["chunks"] > 1).any() and not _in_loop(record.samples, at, end):
-        order, first = np.argsort(at, kind="stable"), np.maximum(end - rows["finish_ns"][usable], at)
+    if not streamed and not _in_loop(record.samples, at, end):
+        order = np.argsort(at, kind="stable")
         if (rule := infer_rule(at[order], (first - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
             return Serving(servers=rule.workers, rule=rule)
-    queue = infer_queue(at, end - at, _BETWEEN_ANSWERS_NS)
+    queue, at_first = infer_queue(at, end - at, _BETWEEN_ANSWERS_NS), None
+    if not streamed:
+        at_first = infer_queue(at, first - at, _BETWEEN_ANSWERS_NS)
+    until_first = at_first is not None and (queue is None or at_first.misfit < queue.misfit)
+    queue = at_first if until_first else queue
     if queue is None:
         return Serving()
     locked = int(find_lock_waits(record.samples, at, end, NO_INTERVALS).lock.sum())
-    return Serving() if locked > _MOSTLY * int(queue.wait_ns.sum()) else Serving(servers=queue.servers)
+    if locked > _MOSTLY * int(queue.wait_ns.sum()):
+        return Serving()
+    return Serving(servers=queue.servers, outside_ns=queue.outside_ns, until_first=until_first)
 
 
 def _in_loop(samples: Columns, at: Ints, end: Ints) -> bool:

@@ -35,10 +35,19 @@ class Serving:
 
     :param servers: behind one queue; 0 if unknown.
     :param rule: how they gather requests in batches; ``None`` if they serve one at a time.
+    :param outside_ns: time of a request before and after its server, which others may occupy then.
+    :param until_first: a server is free after the first byte of an answer: the last may wait for an acknowledgment.
     """
 
     servers: int = 0
     rule: Rule | None = None
+    outside_ns: int = 0
+    until_first: bool = False
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """True if a request or batch is never beside another: a single server, and hardly any time outside of it."""
+        return self.servers == 1 and not self.outside_ns
 
 
 def presence(rows: Columns) -> tuple[Ints, Ints]:
@@ -73,7 +82,7 @@ def process_of(record: RunRecord, serving: Serving | None) -> ServiceProcess:
     begun = at + rows["queue_ns"]
     if serving is not None and serving.rule is not None:
         begun, end = batches["h2d_end_ns"], batches["compute_end_ns"]
-    chosen = slice(0 if serving is not None and serving.servers == 1 else None)
+    chosen = slice(0 if serving is not None and serving.one_at_a_time else None)
     return ServiceProcess(record.samples, begun[chosen], end[chosen])
 
 
@@ -115,7 +124,7 @@ def as_served(record: RunRecord, serving: Serving, queued: Ints | None = None) -
     if serving.rule is not None and taken.any():
         served = _in_batches(rows, taken, serving.rule)
     else:
-        served = _one_by_one(rows, taken, serving.servers, queued)
+        served = _one_by_one(rows, taken, serving, queued)
     # The only known sizes of a request, apart from the traffic's features.
     rows["input_elements"], rows["input_length"] = rows["sent_bytes"], rows["output_tokens"]
     batches = {name: np.zeros(len(served["batch_id"]), np.int64) for name in BATCH_DTYPE.names or ()} | served
@@ -132,15 +141,16 @@ def as_served(record: RunRecord, serving: Serving, queued: Ints | None = None) -
     return record
 
 
-def _one_by_one(rows: Columns, taken: Bools, servers: int, queued: Ints | None) -> Columns:
+def _one_by_one(rows: Columns, taken: Bools, serving: Serving, queued: Ints | None) -> Columns:
     """Batches of one request each; adds the requests' waits and batches to ``rows``."""
     at, end = presence(rows)
     start, lane = at.copy(), np.zeros(len(at), np.int64)
-    if servers:
+    if serving.servers:
         chosen = np.flatnonzero(taken)
-        turns, lanes = in_line(at[chosen], end[chosen], servers)
-        lane[chosen] = lanes
         first = (end - rows["finish_ns"])[chosen]
+        free = (first if serving.until_first else end[chosen]) - serving.outside_ns
+        turns, lanes = in_line(at[chosen], free, serving.servers)
+        lane[chosen] = lanes
         start[chosen] = np.minimum(turns, np.maximum(first, at[chosen]))
     elif queued is not None:
         start = at + np.where(taken, np.minimum(queued, rows["compute_ns"]), 0)

@@ -146,6 +146,7 @@ class _Ledger:
             user = None if table.user is None else table.user[self.rows]
             self.closed = find_closed_loop(self.arrival, self.latency, user)
         self.slot_ns: float | None = None
+        self.outside_ns = 0
         self.batches: SharedBatches | None = None
         self.sharing: Ints | None = None
         self.drift: Rise | None = None
@@ -277,7 +278,7 @@ class _Ledger:
         if behind is not None and behind.wait_ns.sum() > _MORE * measured.sum():
             self.wait = measured + behind.wait_ns
             self.base = self.base - behind.wait_ns
-            self.servers = behind.servers
+            self.servers, self.outside_ns = behind.servers, behind.outside_ns
             which = "a wait is measured, more" if measured.any() else "the recorded queue is empty, one"
             self.evidence["traffic.burst"] = f"{which} is inferred behind it: {_confirmed(behind)}"
             return
@@ -292,7 +293,7 @@ class _Ledger:
 
     def _use_inferred(self, queue: Queue) -> None:
         self.wait, self.servers, self.slot_ns = queue.wait_ns, queue.servers, queue.slot_ns
-        self.always_busy = queue.always
+        self.always_busy, self.outside_ns = queue.always, queue.outside_ns
         self.base = self.base - queue.wait_ns
         self.evidence["traffic.burst"] = f"inferred: {_confirmed(queue)}"
         if queue.dependent:
@@ -386,7 +387,7 @@ class _Ledger:
         rows = slice(0, len(order))
         service = (self.arrival + self.latency - begin)[rows][order]
         if self.wait is not None:
-            begin = served_from(self.arrival[rows], service, self.servers)
+            begin = served_from(self.arrival[rows], np.maximum(service - self.outside_ns, 0), self.servers)
         elif self.closed is not None and self.closed.known_by == "steady":  # like so many servers that are never idle
             begin = served_from(np.zeros_like(service), service, self.closed.users)
         else:
@@ -435,10 +436,15 @@ class _Ledger:
         rest = rest[:: self.step] - (self.base_level - self.typical)
         self.scatter_ns = round(ordinary_mean_of_wide(rest / max(self.service_ns, 1.0)) * self.service_ns)
 
+    @property
+    def _occupied_ns(self) -> float:
+        """Time for which a request at reference occupies its server."""
+        return max(self.slot_ns or self.service_ns + self.scatter_ns - self.outside_ns, 1.0)
+
     def find_traffic(self) -> None:
         """Set the wait that remains with every service at reference."""
         if self.wait is not None:
-            service = max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
+            service = self._occupied_ns
             backlog = int(self.wait[: self.servers].max()) if self.always_busy else 0
             if self.batches is not None:
                 at_rest = self.batches.waits_at_rest(self.arrival, self.scatter_ns)
@@ -482,7 +488,7 @@ class _Ledger:
         n, span = len(self.arrival), float(np.ptp(self.arrival))
         if self.wait is None or span <= 0:
             return 0.0
-        service = self.slot_ns or self.service_ns + self.scatter_ns
+        service = self._occupied_ns
         if self.batches is not None:
             busy = n / span / self.batches.rate >= _BUSY
             return 0.0 if busy else self.batches.chance_wait_ns(span, self.scatter_ns, tail_share, seed) / 1e6
@@ -622,7 +628,7 @@ class _Ledger:
         """What arrived during the overload, and what could be served; empty without an overload."""
         if self.overload is None or not self.overload.any():
             return ""
-        came, each = self.arrival[self.overload], max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
+        came, each = self.arrival[self.overload], self._occupied_ns
         arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self.servers / each
         if self.batches is not None:
             full = rate(self.batches.rate * 1e9)

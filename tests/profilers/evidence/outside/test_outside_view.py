@@ -109,18 +109,40 @@ def test_servers_are_found_where_one_queue_feeds_them(servers: int) -> None:
     assert queue is not None and queue.servers == servers
 
 
-@pytest.mark.parametrize("outside_ms", [2, 4])
-def test_time_before_and_after_a_single_server_hides_no_queue(outside_ms: int) -> None:
-    """An event loop reads the next request while its one worker, which sleeps, serves the one before."""
-    at = np.sort(np.concatenate([arrivals(30.0), np.repeat(np.arange(1, 20) * 2_000 * MS, 12)]))
+@pytest.mark.parametrize("outside_ms", [2, 12, 30])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_time_before_and_after_a_server_hides_no_queue(servers: int, outside_ms: int) -> None:
+    """An event loop reads the next request while its workers, which sleep, serve the ones before."""
+    burst = np.repeat(np.arange(1, 20) * 2_000 * MS, 12 * servers)
+    at = np.sort(np.concatenate([arrivals(30.0 * servers, n=N // 2 * servers), burst]))
     service, half = services(len(at)), outside_ms * MS // 2
-    end = served(at + half, service, 1) + half
+    end = served(at + half, service, servers) + half
+    waited = end - at - service - 2 * half
     queue = infer_queue(at, end - at, GAP)
-    assert queue is not None and queue.servers == 1
-    assert np.abs(queue.wait_ns - (end - at - service - 2 * half)).max() < MS
+    assert queue is not None and queue.servers == servers
+    assert np.abs(queue.wait_ns - waited).max() < 3 * MS
     found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, end - at)))
-    assert found.verdict == "traffic.burst"
+    assert found.verdict == "traffic.burst" == largest(found)
+    by_cause = {cause.cause: cause.tail_ms for cause in found.causes}
+    slow = np.argsort(end - at)[-len(at) // 100 :]
+    assert by_cause["traffic.burst"] == pytest.approx(waited[slow].mean() / MS, rel=0.1)
+    assert abs(by_cause["unexplained"]) < 0.05 * by_cause["traffic.burst"]
     assert not any(cause.named for cause in found.causes if cause.cause == "external.dependency")
+
+
+def test_last_bytes_that_wait_for_an_acknowledgment_hide_no_queue() -> None:
+    """A message in two pieces: the second waits for 40 ms, in which its server takes the next request."""
+    at = np.sort(np.concatenate([arrivals(30.0), np.repeat(np.arange(1, 20) * 2_000 * MS, 12)]))
+    first = served(at, services(len(at)), 1)
+    record = recorded(at, first + (40 + np.random.default_rng(5).uniform(0, 4, len(at))).astype(np.int64) * MS)
+    record.requests["finish_ns"] = record.requests["compute_ns"] - (first - at)
+    record.requests["compute_ns"] = first - at
+    found = diagnose(record)
+    assert found.service is not None and found.service.servers == 1
+    assert found.verdict == "traffic.burst" == largest(found)
+    assert found.stages_ms["queue"]["p99"] == pytest.approx(
+        np.quantile(first - at - services(len(at)), 0.99) / MS, rel=0.05
+    )
 
 
 def test_no_queue_is_found_where_there_is_none() -> None:

@@ -201,10 +201,7 @@ def fcfs(kind: str, load: float, servers: int, *, before: float = 0.0, n: int = 
     return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(n, np.int8))
 
 
-@pytest.mark.parametrize(("first", "second"), [((2, 0.5), (4, 1.0)), ((8, 3.0), (2, 1.0)), ((4, 0.5), (2, 1.0))])
-def test_two_stages_in_series_are_not_taken_for_one_queue(
-    first: tuple[int, float], second: tuple[int, float]
-) -> None:
+def in_series(first: tuple[int, float], second: tuple[int, float]) -> RequestTable:
     """As a gateway's pool before a model's workers: servers of each, and their mean service."""
     rng = np.random.default_rng(7)
     rate = 0.8 * min(servers / takes for servers, takes in (first, second)) / TYPICAL_NS
@@ -217,8 +214,22 @@ def test_two_stages_in_series_are_not_taken_for_one_queue(
         order = np.argsort(moment, kind="stable")
     at = np.rint(arrival - arrival[0]).astype(np.int64)
     latency = np.rint(moment - arrival[0]).astype(np.int64) - at
-    notes = diagnosed(RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(3000, np.int8))).notes
+    return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(3000, np.int8))
+
+
+@pytest.mark.parametrize(("first", "second"), [((2, 0.5), (4, 1.0)), ((8, 3.0), (2, 1.0))])
+def test_two_stages_in_series_are_not_taken_for_one_queue(
+    first: tuple[int, float], second: tuple[int, float]
+) -> None:
+    notes = diagnosed(in_series(first, second)).notes
     assert any("in series" in note or "a second stage" in note for note in notes)
+
+
+def test_a_stage_without_waits_is_time_outside_of_the_queue_behind_it() -> None:
+    found = diagnosed(in_series((4, 0.5), (2, 1.0)))
+    burst = next(cause for cause in found.causes if cause.cause == "traffic.burst")
+    assert burst.evidence.startswith("inferred: 2 served at once")
+    assert found.stages_ms["queue"]["mean"] == pytest.approx(1.0187 * TYPICAL_NS / 1e6, rel=0.03)
 
 
 @pytest.mark.parametrize("servers", [2, 6])
