@@ -164,7 +164,8 @@ class ServiceProcess:
         The kernel counts a wait for a core when it ends, and time on a core at a tick, so all that was counted from
         the reading before the interval to the one after it may belong to it. The last wait of a thread that ended is
         never read. If the request was there in much idle time, it is taken to be idle for the same share of the time
-        that it spent with busy others: while it sleeps, they still run and wait for cores.
+        that it spent with busy others: while it sleeps, they still run and wait for cores. Not while more ran than
+        others usually need: that may be its own.
         """
         if not self.known:
             return np.zeros(len(start), np.int64)
@@ -176,7 +177,10 @@ class ServiceProcess:
         idle[idle < unread] = 0.0
         alone = self._wanted_alone.grown(start, end)
         share = np.divide(idle, idle + alone, out=np.zeros(len(idle)), where=idle > 0)
-        least = np.rint(np.where(idle < _MUCH_IDLE_NS, idle, share * seen))
+        others = np.searchsorted(self.begun, end) - np.searchsorted(self.ended, start) - 1
+        own = self.cpu.grown(start, end) - others * self.typical_work
+        likely = np.clip(share * seen, idle, np.maximum(seen - np.maximum(own, 0.0), idle))
+        least = np.rint(np.where(idle < _MUCH_IDLE_NS, idle, likely))
         return np.asarray(least, dtype=np.int64)
 
     @cached_property

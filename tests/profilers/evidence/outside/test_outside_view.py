@@ -440,3 +440,16 @@ def test_the_earliest_free_server_takes_the_next_in_line(servers: int, seed: int
     assert set(lane.tolist()) == set(range(servers))
     nobody, none = in_line(at[:0], end[:0], servers)
     assert len(nobody) == len(none) == 0
+
+
+def test_what_a_request_computes_beside_short_others_is_no_idle_time() -> None:
+    """One in forty reads its model and then prepares it: half of its time is a wait."""
+    at, loads = arrivals(25.0), np.arange(N) % 40 == 5
+    begun = at + np.where(loads, 120, 3) * MS
+    end = begun + np.where(loads, 120, 2) * MS
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    found = diagnose(
+        recorded(at, end, samples=samples(times, cpu_ns=spent(times, begun, end), runq_ns=np.zeros(len(times))))
+    )
+    waited = next(cause.tail_ms for cause in found.causes if cause.cause == "external.dependency")
+    assert waited == pytest.approx(117, rel=0.1)
