@@ -59,10 +59,14 @@ def _copies(evidence: Evidence) -> dict[str, Parts]:
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    model, alone = evidence.expected.models["compute"], evidence.expected.alone[evidence.ok]
+    """The stage whose work differs most by size."""
+    expected, ok = evidence.expected, evidence.ok
+    needs = {"compute": expected.alone[ok], "prepare": expected.prepare[ok], "finish": expected.finish[ok]}
+    most = max(needs, key=lambda name: float(np.quantile(needs[name], 0.99) - np.median(needs[name])))
+    stage = "the time from the first byte to the last" if evidence.setup.outside and most == "finish" else most
     return (
-        f"without batching, inputs need {median_and_p99(alone)} of compute (model: R² {model.r2:.2f}); "
-        f"{own_and_propagated(figures)}."
+        f"without batching, inputs need {median_and_p99(needs[most])} of {stage} "
+        f"(model: R² {expected.models[most].r2:.2f}); {own_and_propagated(figures)}."
     )
 
 

@@ -26,14 +26,20 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "gunicorn": ((), ("gunicorn",), ()),
     "Python": ((), ("basehttp", "werkzeug", "waitress", "cherrypy"), ("what latfix.record",)),
 }
-_ASYNC = "move blocking code into def instead of async def, or into run_in_threadpool: it blocks the event loop"
+_ASYNC = (
+    "move code that blocks the event loop into def instead of async def, or into run_in_threadpool; if it computes in "
+    "Python, into another process, and collections out of requests (gc.freeze once the model is loaded)"
+)
 _LOCK = "hold the lock for less, or use one per thread: its own model, connection or session, a larger pool"
 _PROCESSES = "more processes instead of threads: Python code runs in one thread of a process at a time"
 _THREADED = f"one thread ran while others waited for a lock or the interpreter's lock: {_LOCK}; or {_PROCESSES}"
 _STOOD_STILL = f"in an event loop, {_ASYNC}; with threads, {_THREADED}"
 #: How requests were served, as in a recording's ``served by``.
 ONE_LOOP, THREADS = "an event loop", "threads"
-_THREADS = "OMP_NUM_THREADS and torch.set_num_threads, so that workers times threads do not exceed the cores"
+_THREADS = (
+    "cores of its own (taskset, cpuset) if other processes took them; OMP_NUM_THREADS and torch.set_num_threads, so "
+    "that workers times threads do not exceed the cores"
+)
 _COLLECTOR = "gc.collect() and gc.freeze() once the model is loaded; a higher gc.set_threshold"
 _OUTSIDE = "a deadline and a pool of kept connections for the dependency; latfix.span names it"
 _SPLIT_PROMPTS = (

@@ -10,6 +10,7 @@ then shows only that it waits in a futex.
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import re
 from collections import Counter
@@ -26,7 +27,7 @@ _CALLS: Mapping[str, tuple[frozenset[bytes], frozenset[bytes]]] = {
     "aarch64": (frozenset({b"98", b"449"}), frozenset({b"22", b"441"})),
 }
 _PYTHON = re.compile(r"(lib)?python\d(\.\d+)?[a-z]?(\.so[.\d]*)?")
-#: Most threads to read: each takes some microseconds.
+#: Most threads to read: each takes some microseconds. The first half are the oldest, such as an event loop's.
 _MOST_THREADS = 64
 
 _PAGE = 4096
@@ -41,16 +42,20 @@ class ThreadWaits:
     def __init__(self, proc: Path, pid: int) -> None:
         self._proc = proc
         self._futex, self._epoll = _CALLS.get(platform.machine(), (frozenset(), frozenset()))
+        #: By thread, its file, and the number of threads that it stands for.
         self._files: dict[str, KeptOpen] = {}
+        self._stands_for: dict[str, int] = {}
         self._interpreters: dict[str, tuple[tuple[int, int], ...]] = {}
         self.shows_calls = bool(self._futex) and _readable(proc / str(pid) / "task" / str(pid) / "syscall")
 
     def look_around(self, threads: Iterable[str]) -> None:
-        """Watch these threads (``PID/task/TID``), the first ones if there are many."""
-        wanted = list(threads)[:_MOST_THREADS]
-        for gone in self._files.keys() - set(wanted):
+        """Watch these threads (``PID/task/TID``); if there are many, the first ones and an even sample of others."""
+        every, half = list(threads), _MOST_THREADS // 2
+        step = 1 if len(every) <= _MOST_THREADS else math.ceil((len(every) - half) / half)
+        self._stands_for = dict.fromkeys(every[:half], 1) | dict.fromkeys(every[half::step], step)
+        for gone in self._files.keys() - self._stands_for.keys():
             self._files.pop(gone).close()
-        for thread in wanted:
+        for thread in self._stands_for:
             if thread not in self._files:
                 with contextlib.suppress(OSError):
                     name = "syscall" if self.shows_calls else "wchan"
@@ -64,17 +69,18 @@ class ThreadWaits:
         result: Counter[str] = Counter({EPOLL: 0} if self.shows_calls else {})
         at: Counter[tuple[str, int]] = Counter()
         for thread, file in self._files.items():
+            many = self._stands_for[thread]
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended
                 number, *words = file.read().split()
                 if not self.shows_calls:
-                    result[FUTEX] += number.startswith(b"futex")
+                    result[FUTEX] += many * number.startswith(b"futex")
                 elif number in self._futex:
                     pid, address = thread.partition("/")[0], int(words[0], 16)
                     if any(low <= address < high for low, high in self._interpreters[pid]):
-                        result[INTERPRETER] += 1
+                        result[INTERPRETER] += many
                     else:
-                        at[pid, address] += 1
-                        result[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += 1
+                        at[pid, address] += many
+                        result[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += many
                 elif number in self._epoll:
                     result[EPOLL] += 1
         result[ONE_ADDRESS] = max(at.values(), default=0)

@@ -90,6 +90,13 @@ def test_preemptions_get_advice(metric: str, setting: str) -> None:
     assert "grew by 5" in advice.evidence and setting in advice.change
 
 
+@pytest.mark.parametrize(("cause", "words"), [("service.loop", "another process"), ("host.contention", "taskset")])
+def test_advice_also_holds_for_code_that_computes_and_for_neighbors(cause: str, words: str) -> None:
+    """A thread that computes in Python blocks the loop as well; fewer threads do not help against others' processes."""
+    changes = [_SETTINGS[cause][server] for server in _SETTINGS[cause] if server not in ("vLLM", "Ray Serve")]
+    assert changes and all(words in change for change in changes)
+
+
 def test_the_table_has_existing_causes_and_servers() -> None:
     assert _SETTINGS.keys() <= CATALOGUE.keys() | _OF_LOGS
     assert {server for row in _SETTINGS.values() for server in row} <= {"", *_SIGNS}

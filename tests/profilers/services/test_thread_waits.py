@@ -65,3 +65,14 @@ def test_without_permission_only_the_number_of_waits_is_known(tmp_path: Path) ->
     waits.look_around(f"7/task/{thread}" for thread in ("7", "8", "9", "10", "11"))
     assert not waits.shows_calls
     assert waits.read() == {FUTEX: 2.0}
+
+
+def test_a_sample_stands_for_many_threads(tmp_path: Path) -> None:
+    """A pool of 300 threads, of which all but the first 40 wait for a lock."""
+    threads = [f"7/task/{number}" for number in range(7, 307)]
+    for place, thread in enumerate(threads):
+        (tmp_path / thread).mkdir(parents=True)
+        (tmp_path / thread / "wchan").write_text("futex_do_wait" if place >= 40 else "0")
+    waits = ThreadWaits(tmp_path, 7)
+    waits.look_around(threads)
+    assert waits.read()[FUTEX] == pytest.approx(260, rel=0.05)

@@ -453,3 +453,15 @@ def test_what_a_request_computes_beside_short_others_is_no_idle_time() -> None:
     )
     waited = next(cause.tail_ms for cause in found.causes if cause.cause == "external.dependency")
     assert waited == pytest.approx(117, rel=0.1)
+
+
+def test_the_evidence_of_sizes_is_that_of_the_stage_which_they_determine() -> None:
+    """Streams as long as their tokens, whose first byte comes at once."""
+    at, tokens = arrivals(20.0), np.random.default_rng(3).integers(10, 40, N)
+    record = recorded(at, at + 2 * MS + tokens * 9 * MS, features={"tokens": tokens})
+    record.requests["compute_ns"], record.requests["finish_ns"] = np.full(N, 2 * MS), tokens * 9 * MS
+    record.requests["chunks"] = tokens
+    found = diagnose(record)
+    assert found.verdict == "input.size"
+    evidence = next(cause.evidence for cause in found.causes if cause.cause == "input.size")
+    assert "351 ms (p99) of the time from the first byte to the last (model: R² 1.00)" in evidence
