@@ -27,8 +27,8 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "Python": ((), ("basehttp", "werkzeug", "waitress", "cherrypy"), ("what latfix.record",)),
 }
 _ASYNC = (
-    "move code that blocks the event loop into def instead of async def, or into run_in_threadpool; if it computes in "
-    "Python, into another process, and collections out of requests (gc.freeze once the model is loaded)"
+    "move code that blocks the event loop into def instead of async def, or into run_in_threadpool; if it computes "
+    "in Python, into another process, and collections out of requests (gc.freeze once the model is loaded)"
 )
 _LOCK = "hold the lock for less, or use one per thread: its own model, connection or session, a larger pool"
 _PROCESSES = "more processes instead of threads: Python code runs in one thread of a process at a time"

@@ -92,7 +92,7 @@ def test_preemptions_get_advice(metric: str, setting: str) -> None:
 
 @pytest.mark.parametrize(("cause", "words"), [("service.loop", "another process"), ("host.contention", "taskset")])
 def test_advice_also_holds_for_code_that_computes_and_for_neighbors(cause: str, words: str) -> None:
-    """A thread that computes in Python blocks the loop as well; fewer threads do not help against others' processes."""
+    """A thread that computes in Python blocks the loop as well; fewer threads are no help against others."""
     changes = [_SETTINGS[cause][server] for server in _SETTINGS[cause] if server not in ("vLLM", "Ray Serve")]
     assert changes and all(words in change for change in changes)
 
