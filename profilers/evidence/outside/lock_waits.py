@@ -29,7 +29,7 @@ from latfix.profilers.evidence.outside.service_process import (
     ServiceProcess,
 )
 from latfix.queueing.batch_inference import infer_rule
-from latfix.queueing.queue_inference import infer_queue
+from latfix.queueing.queue_inference import Queue, infer_queue
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -49,6 +49,8 @@ _AWAY, _MOSTLY = 0.8, 0.5
 #: While one thread computes and no other can, the process runs for at least this share of the time, and uses so many
 #: cores while it has any.
 _RAN, _ONE_THREAD = 0.4, (0.6, 1.3)
+#: Largest share of answers that begin before a server was free for them.
+_TOO_EARLY = 0.02
 #: The system's own gap between two answers.
 _BETWEEN_ANSWERS_NS = 50_000
 #: A standstill in which the process had no core for this share of it is due to that.
@@ -249,9 +251,7 @@ def serving_of(record: RunRecord) -> Serving:
         order = np.argsort(at, kind="stable")
         if (rule := infer_rule(at[order], (first - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
             return Serving(servers=rule.workers, rule=rule)
-    queue, at_first = infer_queue(at, end - at, _BETWEEN_ANSWERS_NS), None
-    if not streamed:
-        at_first = infer_queue(at, first - at, _BETWEEN_ANSWERS_NS)
+    queue, at_first = _queue(at, end, first), None if streamed else _queue(at, first, first)
     until_first = at_first is not None and (queue is None or at_first.misfit < queue.misfit)
     queue = at_first if until_first else queue
     if queue is None:
@@ -260,6 +260,18 @@ def serving_of(record: RunRecord) -> Serving:
     if locked > _MOSTLY * int(queue.wait_ns.sum()):
         return Serving()
     return Serving(servers=queue.servers, outside_ns=queue.outside_ns, until_first=until_first)
+
+
+def _queue(at: Ints, free: Ints, first: Ints) -> Queue | None:
+    """The queue, if all of it is known and answers do not begin before their requests would have been served.
+
+    :param free: ``(n,)`` when an answer's server is free; ``first`` its first byte.
+    """
+    queue = infer_queue(at, free - at, _BETWEEN_ANSWERS_NS)
+    if queue is None or queue.dependent:
+        return None
+    waited = queue.wait_ns > _BETWEEN_ANSWERS_NS
+    return None if _share((at + queue.wait_ns > first + _BETWEEN_ANSWERS_NS)[waited]) > _TOO_EARLY else queue
 
 
 def _in_loop(samples: Columns, at: Ints, end: Ints) -> bool:
