@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.formatting import percent
 from latfix.profilers.causes.cause import (
     Cause,
@@ -27,6 +29,8 @@ from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 
 #: Least wait to look for a throttled neighbor, and the share of these waits that throttling must cover.
 _LONG_NS, _MOSTLY = 2_000_000, 0.5
+#: Standard errors from which a correlation with the number of streams there is certain.
+_SURE = 3.5
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -86,9 +90,24 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)
         if name == "compute":
             waited -= evidence.own_prefill[evidence.head]
-        claimed = np.rint(np.maximum(waited, 0)).astype(np.int64)
-        units[name] = Parts(cpu=np.minimum(claimed, left.cpu_excess(name)))
+        claimed = np.rint(np.clip(waited, 0, left.cpu_excess(name))).astype(np.int64)
+        if not _for_each_other(evidence, evidence.of_batch(claimed) if name == "compute" else claimed):
+            units[name] = Parts(cpu=claimed)
     return Claim(units=units)
+
+
+def _for_each_other(evidence: Evidence, waited: Ints) -> bool:
+    """True if streams wait for longer the more others are there: for the steps that they share, or a place in them.
+
+    :param waited: ``(n,)`` idle nanoseconds beyond the usual.
+    """
+    at, end = presence(evidence.rows)
+    streams = evidence.ok & (evidence.rows["chunks"] > 1)
+    if np.count_nonzero(streams) <= _MOSTLY * np.count_nonzero(evidence.ok) or not waited[streams].any():
+        return False
+    met = np.searchsorted(np.sort(at), at) - np.searchsorted(np.sort(end), at, side="right")
+    related = np.corrcoef(waited[streams], met[streams])[0, 1] if np.ptp(met[streams]) else 0.0
+    return bool(related * math.sqrt(np.count_nonzero(streams)) > _SURE)
 
 
 def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -465,3 +466,74 @@ def test_the_evidence_of_sizes_is_that_of_the_stage_which_they_determine() -> No
     assert found.verdict == "input.size"
     evidence = next(cause.evidence for cause in found.causes if cause.cause == "input.size")
     assert "351 ms (p99) of the time from the first byte to the last (model: R² 1.00)" in evidence
+
+
+def in_steps(at: np.ndarray, tokens: np.ndarray, step_ms: float, each_ms: float) -> tuple[np.ndarray, np.ndarray]:
+    """First and last bytes of streams that share steps, which take longer the more streams are in them."""
+    first, end = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
+    left, now, came = {}, 0, 0
+    while came < len(at) or left:
+        now = now if left else max(now, int(at[came]))
+        while came < len(at) and at[came] <= now:
+            left[came] = int(tokens[came])
+            came += 1
+        now += int((step_ms + each_ms * len(left)) * MS)
+        for k in list(left):
+            first[k], left[k] = first[k] or now, left[k] - 1
+            if not left[k]:
+                end[k] = now
+                del left[k]
+    return first, end
+
+
+@pytest.mark.parametrize(("each_ms", "cause"), [(3.0, "unexplained"), (0.0, "external.dependency")])
+def test_streams_that_wait_for_each_other_wait_for_nothing_outside(each_ms: float, cause: str) -> None:
+    """While a device computes their steps, the process is idle, as it is while one of them waits for a database."""
+    rng = np.random.default_rng(4)
+    at, tokens = arrivals(6.0, n=600), np.full(600, 25)
+    first, end = in_steps(at, tokens, 10.0, each_ms)
+    database = np.where(rng.random(600) < 0.03, 0 if each_ms else 400, 0) * MS
+    first, end = first + database, end + database
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    idle = np.zeros(len(times))
+    record = recorded(at, end, samples=samples(times, cpu_ns=np.arange(len(times)) * 1_000.0, runq_ns=idle))
+    record.requests["compute_ns"], record.requests["finish_ns"] = first - at, end - first
+    record.requests["chunks"] = tokens
+    assert largest(diagnose(record)) == cause
+
+
+def in_one_loop(at: np.ndarray, away_ms: int) -> np.ndarray:
+    """When requests end that compute in one event loop for 1, 9 and 1 ms, and are away between these turns."""
+    end, free, turns = np.zeros(len(at), np.int64), 0, [1, 9, 1]
+    ready = [(int(moment), k, 0) for k, moment in enumerate(at)]
+    heapify(ready)
+    while ready:
+        moment, k, turn = heappop(ready)
+        free = max(free, moment) + turns[turn] * MS
+        if turn == 2:
+            end[k] = free
+        else:
+            heappush(ready, (free + away_ms * MS, k, turn + 1))
+    return end
+
+
+@pytest.mark.parametrize("away_ms", [4, 14])
+def test_an_event_loop_that_serves_each_request_in_turns_is_not_several_servers(away_ms: int) -> None:
+    at = arrivals(25.0, n=600)
+    end = in_one_loop(at, away_ms)
+    assert infer_queue(at, end - at, GAP) is not None  # which is not entirely one
+    found = diagnose(recorded(at, end))
+    assert found.service is not None and found.service.servers is None
+    assert not any(cause.named for cause in found.causes if cause.cause != "unexplained")
+
+
+def test_streams_that_begin_before_a_server_is_free_wait_for_none() -> None:
+    """Their ends are those of a queue."""
+    at = arrivals(20.0)
+    end = served(at, services() * 8, 2)
+    record = recorded(at, end)
+    record.requests["compute_ns"], record.requests["finish_ns"] = np.full(N, 5 * MS), end - at - 5 * MS
+    record.requests["chunks"] = np.full(N, 20)
+    found = diagnose(record)
+    assert infer_queue(at, end - at, GAP) is not None
+    assert found.service is not None and found.service.servers is None
