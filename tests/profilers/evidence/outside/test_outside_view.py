@@ -471,7 +471,8 @@ def test_the_evidence_of_sizes_is_that_of_the_stage_which_they_determine() -> No
 def in_steps(at: np.ndarray, tokens: np.ndarray, step_ms: float, each_ms: float) -> tuple[np.ndarray, np.ndarray]:
     """First and last bytes of streams that share steps, which take longer the more streams are in them."""
     first, end = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
-    left, now, came = {}, 0, 0
+    left: dict[int, int] = {}
+    now, came = 0, 0
     while came < len(at) or left:
         now = now if left else max(now, int(at[came]))
         while came < len(at) and at[came] <= now:
