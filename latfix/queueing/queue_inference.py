@@ -33,9 +33,9 @@ _RARELY_FREE = 0.05
 _QUANTILES = np.linspace(0.1, 0.9, 17)
 #: A number of servers this close to the best one (logarithm of the factor) is preferred if it is smaller.
 _AS_GOOD = 0.02
-#: Rounds in which the time outside of servers is approached, up to so many servers; least such time, as a share of
-#: the latency.
-_ROUNDS, _FEW_SERVERS, _OUTSIDE = 12, 8, 0.02
+#: Rounds in which the time outside of servers is approached, up to so many servers; least and most such time, as a
+#: share of the latency: short visits of a few requests are also found where latency wanders.
+_ROUNDS, _FEW_SERVERS, _OUTSIDE = 12, 8, (0.02, 0.8)
 #: Largest share of the requests that waited which may end before a server was free for them.
 _TOO_EARLY = 0.02
 #: Waits up to this multiple of the resolution may come from rounding.
@@ -202,7 +202,7 @@ def _stations(arrival: Ints, latency: Ints) -> list[tuple[int, int]]:
 
 
 def _outside_ns(arrival: Ints, latency: Ints, servers: int) -> int:
-    """Time of a request before and after its server; 0 if there is hardly any.
+    """Time of a request before and after its server; 0 if there is hardly any, or far too much.
 
     A request that waited ends one service after the one whose server it took: its own time outside passes while that
     is served. Who waited follows from the time outside, so both are approached in turns.
@@ -218,7 +218,7 @@ def _outside_ns(arrival: Ints, latency: Ints, servers: int) -> int:
             return 0
         occupied = float(np.median((arrival + latency - outside - begin)[waited]))
         outside = int(np.clip(alone - occupied, 0, alone))
-    return outside if outside > _OUTSIDE * alone else 0
+    return outside if _OUTSIDE[0] * alone < outside <= _OUTSIDE[1] * alone else 0
 
 
 def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns: int) -> tuple[float, float] | None:

@@ -15,6 +15,11 @@ def test_a_latency_that_wanders_is_no_queue(rate: float, base_s: float, slow_s: 
     assert outcome_without_queue(rate, base_s, slow_s, spread, 0.02, seed=40) == "none"
 
 
+def test_nor_are_short_visits_of_a_few_requests() -> None:
+    """As if 4 servers kept each for 3 ms of its 50."""
+    assert outcome_without_queue(100, 0.05, 30, 0.2, 0.02, seed=6) == "none"
+
+
 @pytest.mark.parametrize("seed", [200, 205])
 def test_nor_is_one_that_waits_of_ten_servers_would_explain(seed: int) -> None:
     """If services did not depend on the number in flight."""
