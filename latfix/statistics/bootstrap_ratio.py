@@ -105,8 +105,8 @@ def arm_ratios(
             if whole is None:
                 sides = _few(drawn[:, k], freedom, left_out[:, k])
             else:
-                each = scored.log_ratios(QUANTILES.get(key))
-                sides = _many(float(value[k]), drawn[:, k], freedom, whole[:, k], each)
+                by_round = scored.log_ratios(QUANTILES.get(key))
+                sides = _many(float(value[k]), drawn[:, k], freedom, whole[:, k], by_round)
         lean = None if better is None or key not in QUANTILES else Lean(better, _SURER * sides[better])
         estimates[key] = _estimate(float(value[k]), sides, scored, QUANTILES.get(key), rule, lean)
     return estimates
