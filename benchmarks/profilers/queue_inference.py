@@ -5,7 +5,8 @@
 Simulated services: first come, first served, 1 to 16 servers, 3,000 requests, times in microseconds; services of
 five distributions, with a mean of about 10 ms; loads below and above capacity, a burst, and an excerpt in which no
 request found a free server. And services without a queue, whose latency of 50 or 150 ms rises and falls over seconds.
-Prints and writes how often the number was right, how often no queue was inferred, and how often the number was wrong.
+Prints and writes how often the number was right, how often no queue was inferred, and how often the number was wrong;
+and in how many of these logs batches were inferred, of which there are none.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.result_file import RESULTS, write_result
-from latfix.arrays import Floats
+from latfix.arrays import Floats, Ints
+from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.queue_inference import infer_queue
+
+Log = tuple[Ints, Ints]
 
 #: Services without a queue: rates per second, seconds of latency, seconds over which it changes, by how much
 #: (standard deviation of the logarithm), and scatter of single requests.
@@ -54,13 +58,24 @@ def main() -> None:
     }
     total = sum((Counter(each) for each in found.values()), Counter())
     without = Counter(outcome_without_queue(*case) for case in itertools.product(*WANDERING, range(options.seeds)))
-    for name, counts in {**found, "all": total, "no queue": without}.items():
+    kinds = itertools.product(SERVICES, LOADS, cases)
+    queued = (queued_log(service, load, *case) for service, load, case in kinds)
+    wandering = itertools.starmap(wandering_log, itertools.product(*WANDERING, range(options.seeds)))
+    logs = itertools.chain(queued, wandering)
+    batches = Counter("none" if infer_rule(*log, 1000) is None else "wrong" for log in logs)
+    for name, counts in {**found, "all": total, "no queue": without, "batches": batches}.items():
         print(f"{name:<50} {dict(counts)}")
-    write_result(options.out, {"all": total, "no queue": without, **found})
+    write_result(options.out, {"all": total, "no queue": without, "batches": batches, **found})
 
 
 def outcome(service: str, load: str, servers: int, seed: int) -> str:
     """``right``, ``none`` or ``wrong``."""
+    queue = infer_queue(*queued_log(service, load, servers, seed), 1000)
+    return "none" if queue is None else "right" if queue.servers == servers else "wrong"
+
+
+def queued_log(service: str, load: str, servers: int, seed: int) -> Log:
+    """Arrivals and latencies of servers behind one queue, nanoseconds."""
     rng = np.random.default_rng(seed)
     took = SERVICES[service](rng)
     arrival = np.cumsum(rng.exponential(float(took.mean()) / servers / LOADS[load], _N))
@@ -73,12 +88,18 @@ def outcome(service: str, load: str, servers: int, seed: int) -> str:
         heapq.heapreplace(free, ends[-1])
     at, end = (np.rint(1e6 * np.asarray(times)).astype(np.int64) * 1000 for times in (arrival, ends))
     seen = slice(_N // 2 if "excerpt" in load else 0, None)
-    queue = infer_queue(at[seen], (end - at)[seen], 1000)
-    return "none" if queue is None else "right" if queue.servers == servers else "wrong"
+    return at[seen], (end - at)[seen]
 
 
 def outcome_without_queue(rate: float, base_s: float, slow_s: float, spread: float, jitter: float, seed: int) -> str:
     """``none``, which is right, or ``wrong``."""
+    return (
+        "none" if infer_queue(*wandering_log(rate, base_s, slow_s, spread, jitter, seed), 1000) is None else "wrong"
+    )
+
+
+def wandering_log(rate: float, base_s: float, slow_s: float, spread: float, jitter: float, seed: int) -> Log:
+    """Arrivals and latencies of a service without a queue, whose latency rises and falls, nanoseconds."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(1 / rate, _N))
     steps = rng.normal(0, 1, int(arrival[-1] / 0.05) + 2)
@@ -88,7 +109,7 @@ def outcome_without_queue(rate: float, base_s: float, slow_s: float, spread: flo
     rises = np.interp(arrival, 0.05 * np.arange(len(steps)), level)
     took = base_s * np.exp(spread * rises) * rng.lognormal(0, jitter, _N)
     at, latency = (np.rint(1e6 * times).astype(np.int64) * 1000 for times in (arrival, took))
-    return "none" if infer_queue(at, latency, 1000) is None else "wrong"
+    return at, latency
 
 
 if __name__ == "__main__":

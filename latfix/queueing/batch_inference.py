@@ -134,11 +134,23 @@ def infer_rule(arrival: Ints, latency: Ints, resolution_ns: int) -> Rule | None:
     :param arrival: ``(n,)`` ascending; ``latency`` ``(n,)`` nanoseconds.
     :param resolution_ns: of both.
     """
-    part = slice(0, _SAMPLE)
-    came, ended = arrival[part], (arrival + latency)[part]
-    if len(came) < _LEAST_GATHERED or (close := _closeness(ended, resolution_ns)) is None:
+    came, took = arrival[:_SAMPLE], latency[:_SAMPLE]
+    if len(came) < _LEAST_GATHERED:
         return None
-    if not _beyond_chance(came, latency[part], close, resolution_ns):
+    best: Rule | None = None
+    for close in _closeness(came + took, resolution_ns):
+        found = _rule(came, took, close, resolution_ns)
+        if found is not None and (best is None or found.wrong < best.wrong):
+            best = found
+        if best is not None and best.wrong <= _AS_GOOD:
+            break
+    return best
+
+
+def _rule(came: Ints, took: Ints, close: int, resolution_ns: int) -> Rule | None:
+    """The same, if ends of one batch follow each other at most ``close``."""
+    ended = came + took
+    if not _beyond_chance(came, took, close, resolution_ns):
         return None
     whole = _runs(came, ended, close)
     if np.count_nonzero(whole.size > 1) < _LEAST_SHARED:
@@ -158,8 +170,12 @@ def infer_rule(arrival: Ints, latency: Ints, resolution_ns: int) -> Rule | None:
     return rule
 
 
-def _closeness(end: Ints, resolution_ns: int) -> int | None:
-    """How close the ends of one batch are; ``None`` if there is no such distance that few ends have."""
+def _closeness(end: Ints, resolution_ns: int) -> tuple[int, ...]:
+    """How close the ends of one batch may be: distances, ascending, that few ends have.
+
+    The least is that of most batches, others lie in gaps above it: an answer may be late, but batches of several
+    workers may end as close as that.
+    """
     apart = np.maximum(np.abs(np.diff(end)), max(resolution_ns // 2, 1)).astype(np.float64)
     logs = np.sort(np.log(apart))
     n = len(logs)
@@ -169,10 +185,17 @@ def _closeness(end: Ints, resolution_ns: int) -> int | None:
     spread = below * (n - below) * (means[1] - means[0]) ** 2  # between two classes (Otsu 1979)
     cut = int(np.argmax(spread))
     usual = apart[apart <= max(math.exp((means[0][cut] + means[1][cut]) / 2), apart.min())]
-    close = max(_VALLEY * float(np.quantile(usual, _USUAL)), float(resolution_ns))
-    near = apart <= max(close / _VALLEY, resolution_ns)
-    between = ~near & (apart < close * _VALLEY + resolution_ns)
-    return None if np.mean(between) > _BETWEEN * np.mean(near) else round(close)
+    least = max(_VALLEY * float(np.quantile(usual, _USUAL)), float(resolution_ns))
+    inside = logs[(logs > math.log(least)) & (logs < means[1][cut])]
+    above = np.concatenate([[math.log(least)], inside, [means[1][cut]]])
+    gaps = np.flatnonzero(np.diff(above) > 2 * math.log(_VALLEY))
+    found = []
+    for close in (least, *np.exp((above[gaps] + above[gaps + 1]) / 2).tolist()):
+        near = apart <= max(close / _VALLEY, resolution_ns)
+        between = ~near & (apart < close * _VALLEY + resolution_ns)
+        if np.mean(between) <= _BETWEEN * np.mean(near):
+            found.append(round(close))
+    return tuple(found)
 
 
 def _beyond_chance(arrival: Ints, latency: Ints, close: int, resolution_ns: int) -> bool:

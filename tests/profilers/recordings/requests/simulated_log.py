@@ -72,6 +72,7 @@ def batched(
     load: float = 0.6,
     stalls: int = 0,
     slow: float = 0.0,
+    late: float = 0.0,
     resolution_ns: int = 1_000,
     n: int = 4000,
 ) -> RequestTable:
@@ -82,6 +83,7 @@ def batched(
     :param load: as a share of what full batches serve.
     :param stalls: moments at which the batch in computation stops for 40 ms.
     :param slow: share of requests that need 40 ms more.
+    :param late: share of answers that are sent 1.5 ms late.
     """
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential((10e6 / limit + 1e6) / workers / load, n))
@@ -99,5 +101,6 @@ def batched(
         heapq.heappush(free, end)
         ended[first:last] = end + 50e3 * np.arange(size) + rng.uniform(0, 30e3, size)
         first = last
+    ended += 1.5e6 * (rng.random(n) < late)
     at, out = (((times - arrival[0]) // resolution_ns).astype(np.int64) * resolution_ns for times in (arrival, ended))
     return RequestTable(arrival_ns=at, latency_ns=out - at, status=np.zeros(n, np.int8), resolution_ns=resolution_ns)

@@ -43,6 +43,13 @@ def test_limit_and_workers_are_inferred(limit: int, workers: int) -> None:
     assert (found.limit, found.workers) == (limit, workers)
 
 
+@pytest.mark.parametrize("load", [0.4, 0.6])
+def test_a_few_late_answers_hide_no_batches(load: float) -> None:
+    found = inferred(batched("worker", load=load, window_ms=15.0, late=0.03))
+    assert found is not None and (found.timer, found.workers, found.limit) == ("worker", 1, 8)
+    assert found.window_ns == pytest.approx(15e6, rel=0.05)
+
+
 @pytest.mark.parametrize("servers", [1, 4])
 @pytest.mark.parametrize("kind", ["quiet", "burst", "drift", "stall"])
 def test_requests_served_one_by_one_are_no_batches(kind: str, servers: int) -> None:
