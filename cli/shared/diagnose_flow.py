@@ -23,6 +23,7 @@ from latfix.profilers.attribution.ledger_parquet import causes_file
 from latfix.profilers.chunked.downsample import downsampled
 from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.profilers.evidence.outside.lock_waits import with_waits
 from latfix.reports.html import pages
 from latfix.reports.html.change_page import write_comparison_report
 from latfix.reports.html.trial_page import write_trial_report
@@ -255,7 +256,8 @@ def conclude(
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
         stories = explain_slowest(shown, in_report.ledger)
-        pages.write_run_report(where / "report.html", shown, in_report, stories=stories)
+        page = with_waits(shown) if shown is record else shown  # a sample does not show who waited for whom
+        pages.write_run_report(where / "report.html", page, in_report, stories=stories)
     told = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)

@@ -10,7 +10,7 @@ wait for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -234,6 +234,15 @@ def _share(which: Bools) -> float:
 def with_queue(record: RunRecord) -> RunRecord:
     """The record; of a service behind an address with the waits in its queue that are inferred."""
     return as_served(record, serving_of(record)) if record.meta.is_http else record
+
+
+def with_waits(record: RunRecord) -> RunRecord:
+    """The record for a page: inferred waits are stages of requests, as in the ledger; batches stay as recorded."""
+    if not record.meta.is_http:
+        return record
+    served = with_queue(record).requests
+    waits = {name: served[name] for name in ("queue_ns", "batch_ns", "compute_ns")}
+    return replace(record, requests={**record.requests, **waits})
 
 
 def serving_of(record: RunRecord) -> Serving:

@@ -9,10 +9,12 @@ import pytest
 
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.lock_waits import serving_of, with_queue
+from latfix.profilers.evidence.outside.lock_waits import serving_of, with_queue, with_waits
 from latfix.profilers.evidence.outside.outside_view import stage_values
+from latfix.reports.charts.chart_data import stage_profile
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_record import RunRecord
+from latfix.stages import STAGES
 from tests.profilers.evidence.outside.test_outside_view import MS, recorded
 from tests.profilers.recordings.requests.simulated_log import batched
 
@@ -65,6 +67,17 @@ def test_stages_as_a_client_sees_them_sum_to_the_latency() -> None:
     stages = stage_values(rows)
     assert (np.sum(list(stages.values()), axis=0) == rows["latency_ns"]).all()
     assert np.median(stages["queue"]) > 2 * MS  # it includes the wait for the timer
+
+
+def test_a_page_divides_latencies_like_the_ledger() -> None:
+    record = served_in_batches("arrival", load=0.6, window_ms=10.0)
+    shown = with_waits(record)
+    groups, stages = stage_profile(shown)
+    mean = dict(zip(STAGES, stages[groups.index("all requests")], strict=True))
+    waits = with_queue(record).requests
+    assert mean["queue"] + mean["batch"] == pytest.approx((waits["queue_ns"] + waits["batch_ns"]).mean() / 1e6)
+    assert sum(mean.values()) == pytest.approx(record.requests["latency_ns"].mean() / 1e6)
+    assert shown.batches is record.batches and (record.requests["queue_ns"] == 0).all()
 
 
 def test_batches_of_a_long_run_follow_the_rule_of_its_sample() -> None:
