@@ -21,7 +21,8 @@ from scipy.signal import resample_poly
 
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.io.writer import write_traffic
-from latfix.traffic.transforms import cap_gaps, limit, scale_to_duration, slice_time
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import cap_gaps, limit, resample_rate, scale_to_duration, slice_time
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -42,6 +43,14 @@ TRAFFIC: dict[str, tuple[str, float, int]] = {
     "chat": (AZURE, 1000, 220),
     "speech_quality": (MOONCAKE, 600, 150),
 }
+#: The same from five minutes of the Azure trace: their first second, and a share of their requests, in 60 s. Silences
+#: are cut to 2 s first.
+THINNED = {"materials": (0, 0.55), "antibody": (600, 0.6), "turn": (900, 1), "denoise": (1200, 0.6)}
+#: Model files without an adapter.
+COPIED = {
+    "text_detection": "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+    "turn": "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+}
 #: Variants of eSpeak NG's English voice.
 VOICES = ("m1", "m2", "m3", "m4", "m5", "m7", "f1", "f2", "f3", "f5", "anika", "steph", "linda", "john", "ed", "rob")
 SENTENCES = 8
@@ -57,10 +66,13 @@ def main() -> None:
         write_speech(CACHE / "speech.npz")
     if not (CACHE / "smollm2").exists():
         convert_chat(CACHE / "smollm2")
-    detection = PACKAGES / "rapidocr_onnxruntime" / "models" / "ch_PP-OCRv4_det_infer.onnx"
-    shutil.copyfile(detection, HERE / "text_detection" / "model.onnx")
-    for name in TRAFFIC:
-        write_requests(name, traces)
+    for name, file in COPIED.items():
+        shutil.copyfile(PACKAGES / file, HERE / name / "model.onnx")
+    for name, (trace, start, count) in TRAFFIC.items():
+        write_requests(name, limit(cap_gaps(slice_time(read_traffic(traces / trace), start), 3.0), count))
+    for name, (start, share) in THINNED.items():
+        minutes = cap_gaps(slice_time(read_traffic(traces / AZURE), start, start + 300), 2.0)
+        write_requests(name, resample_rate(minutes, share))
 
 
 def install_packages() -> None:
@@ -90,10 +102,8 @@ def convert_chat(folder: Path) -> None:
     part.rename(folder)
 
 
-def write_requests(name: str, traces: Path) -> None:
-    """A minute of a published trace for one workload."""
-    trace, start, count = TRAFFIC[name]
-    traffic = limit(cap_gaps(slice_time(read_traffic(traces / trace), start), 3.0), count)
+def write_requests(name: str, traffic: Traffic) -> None:
+    """Requests of a published trace for one workload, in a minute."""
     write_traffic(scale_to_duration(traffic, SECONDS), HERE / name / "traffic.jsonl")
     print(f"{name}: {len(traffic)} requests in {SECONDS:g} s")
 

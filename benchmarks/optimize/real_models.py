@@ -32,7 +32,7 @@ from latfix.traffic.transforms import slice_time
 MODELS = Path(__file__).resolve().parents[1] / "models"
 DEVELOPMENT = ("text_encoder", "voice_encoder", "pitch", "voice_activity", "ocr")
 #: No rule of the search is chosen by these.
-HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality")
+HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality", "materials", "antibody", "denoise", "turn")
 ALONE: dict[str, dict[str, Any]] = {
     "int8": {"precision": "int8_dynamic"},
     "bfloat16": {"precision": "bf16"},

@@ -54,6 +54,11 @@ def test_the_document_shows_the_summary_of_the_committed_results() -> None:
     assert real_models.summary(workloads) in page
 
 
+def test_every_model_is_measured() -> None:
+    names = {file.parent.name for file in real_models.MODELS.glob("*/workload.toml")}
+    assert names == {*real_models.DEVELOPMENT, *real_models.HELD_OUT}
+
+
 PACKAGE = "raise ImportError('no audio library')\n"
 MODEL = """
 import torch
