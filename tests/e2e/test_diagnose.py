@@ -167,10 +167,10 @@ def test_every_request_is_accounted_for_and_only_the_guilty_fail(loud: Run) -> N
     assert len(rows) == N
     failed = {row["value"]: row["error"] for row in rows if row["status"] != "ok"}
     assert failed == {
-        7: "the model raised ValueError: seven is bad",
-        11: "prepare raised LookupError: nothing on stdin",
-        13: "prepare raised SystemExit: enough",
-        17: "finish raised KeyError: 'seventeen'",
+        7: "the model raised ValueError: seven is bad (adapter.py:18)",
+        11: "prepare raised LookupError: nothing on stdin (adapter.py:27)",
+        13: "prepare raised SystemExit: enough (adapter.py:29)",
+        17: "finish raised KeyError: 'seventeen' (adapter.py:37)",
     }
     assert loud.document["requests"] == {"ok": N - 4, "error": 4, "timeout": 0, "shed": 0}
     assert Counter(row["status"] for row in rows) == {"ok": N - 4, "error": 4}

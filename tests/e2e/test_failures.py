@@ -141,7 +141,7 @@ def test_if_all_requests_fail_the_first_reason_counts(
     assert "LookupError: the store is away" in _one_line(err)
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
     assert [row["status"] for row in rows] == ["error"] * 5
-    assert {row["error"] for row in rows} == {"prepare raised LookupError: the store is away ?"}
+    assert {row["error"] for row in rows} == {"prepare raised LookupError: the store is away ? (adapter.py:18)"}
 
 
 EDGES: dict[str, tuple[list[dict[str, Any]], int]] = {
