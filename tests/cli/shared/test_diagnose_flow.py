@@ -1,0 +1,27 @@
+"""What `latfix diagnose` gives to the page of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.cli.shared.diagnose_flow import Gates, conclude
+from latfix.cli.shared.output_options import OutputOptions, Outputs
+from latfix.profilers.diagnose import diagnose
+from tests.profilers.evidence.outside.test_inferred_batches import served_in_batches
+
+
+def test_the_page_of_a_service_behind_an_address_shows_inferred_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "latfix.reports.html.pages.write_run_report", lambda _path, record, *_args, **_more: drawn.append(record)
+    )
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    record = served_in_batches("arrival", load=0.6, window_ms=10.0)
+    outputs = Outputs.open("diagnose", OutputOptions())
+    assert conclude(record, diagnose(record, bootstrap=2), outputs, Gates(), folder=tmp_path) == 0
+    assert drawn[0].requests["queue_ns"].any() and drawn[0].requests["batch_ns"].any()
