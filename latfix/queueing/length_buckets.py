@@ -43,6 +43,19 @@ def padded_elements(batches: Mapping[str, npt.NDArray[Any]]) -> Floats:
     return np.maximum(padded / added, real)
 
 
+def padded_sides(requests: Mapping[str, npt.NDArray[Any]]) -> Floats:
+    """The two sides by which a batch's members are padded, ``(n, 2)``: width, and elements per width.
+
+    A batch is padded to the largest of each, so images of other shapes hold more padding than sequences. The product
+    is the request's elements.
+
+    :param requests: columns of :data:`latfix.run_record.schema.REQUEST_DTYPE`.
+    """
+    elements = requests["input_elements"].astype(np.float64)
+    width = np.maximum(requests["input_width"].astype(np.float64), 1.0)
+    return np.column_stack([width, elements / width])
+
+
 def padding_share(batches: Mapping[str, npt.NDArray[Any]]) -> float:
     """The share of all batches that is padding, from 0 to 1."""
     padded = float(padded_elements(batches).sum())

@@ -65,6 +65,7 @@ REQUEST_DTYPE = np.dtype(
         *_account("finish", PROCESS_ACCOUNT),
         ("input_elements", "<i8"),  # elements in all tensors that prepare returned
         ("input_length", "<i8"),  # largest size of dimension 0 among them
+        ("input_width", "<i8"),  # size of the last dimension of the largest tensor
         ("bucket_length", "<i8"),  # the length for batches by length: elements, or the feature of batch_key
         # Of a request to a service behind an address; zero elsewhere:
         ("send_ns", "<i8"),  # of `prepare`, which also opens a connection if none is idle: writing the request

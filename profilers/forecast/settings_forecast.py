@@ -21,7 +21,7 @@ from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
-from latfix.queueing.length_buckets import padded_elements
+from latfix.queueing.length_buckets import padded_elements, padded_sides
 from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
 from latfix.queueing.serving_order import MOST_SHARES
 from latfix.queueing.stepping_queue import serve_in_steps
@@ -74,7 +74,7 @@ class _Work:
     """Measured properties of requests. Nanoseconds, ``(n,)`` in the order in which they were sent.
 
     :ivar index: position in the schedule.
-    :ivar inputs: ``(n, g)`` elements, length, features.
+    :ivar inputs: ``(n, g + 2)`` elements, length, features, then the sides by which batches are padded.
     :ivar pauses: ``(k, n)`` pauses of the request's batch by cause, at the batch's head; ``prepare_extra`` the same
         for ``prepare``.
     :ivar slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
@@ -112,7 +112,7 @@ class _Work:
         self.handed = line.handed[chosen]
         self.prepare = prepare[chosen]
         self.finish = evidence.units["finish"].wall[chosen].astype(np.float64)
-        self.inputs = evidence.members.attributes[chosen]
+        self.inputs = np.hstack([evidence.members.attributes, padded_sides(rows)])[chosen]
         self.pauses = pauses[:, chosen]
         self.slowed = slowed[:, evidence.batch_of[chosen]]
         self.prepare_extra = brought[:, chosen]
@@ -389,7 +389,7 @@ class _BatchTime:
     :param bias: nanoseconds of undisturbed compute beyond the model of work.
     :param coefficients: of the run's model of compute; empty if inputs do not explain it, then ``typical`` is used.
     :param typical: ``(max_size + 1,)`` by batch size.
-    :param padded: padding in the run, as a share of padding to the largest member.
+    :param padded: padding in the run, as a share of padding to the largest side of any member.
     :param shape: correction learned from batches computed on purpose (:meth:`Forecast.learn`).
     """
 
@@ -405,7 +405,7 @@ class _BatchTime:
         batches, members, expected = evidence.batches, evidence.members, evidence.expected
         size = np.maximum(batches["size"].astype(np.float64), 1.0)
         real = members.total(members.attributes)[:, 0]
-        most = size * members.largest(members.attributes)[:, 0]
+        most = size * members.largest(padded_sides(evidence.rows)).prod(axis=1)
         added = np.maximum(padded_elements(batches) - real, 0.0)
         could = np.maximum(most - real, 0.0)
         held = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
@@ -424,7 +424,7 @@ class _BatchTime:
     def timer(self, inputs: Floats, cost: BatchCost | None) -> Callable[[Sequence[int]], float]:
         """A function from rows of ``inputs`` to the undisturbed compute time of a batch of them, nanoseconds.
 
-        :param inputs: ``(n, g)``.
+        :param inputs: of some requests, as :class:`_Work` has them.
         """
         rows, known, shape = inputs.tolist(), self.coefficients, self.shape
 
@@ -460,7 +460,7 @@ class _BatchTime:
         """Real and padded elements of a batch, and the maximum of each attribute."""
         if len(members) == 1:
             only = rows[members[0]]
-            return only[0], only[0], only
+            return only[0], only[0], only[:-2]
         some = [rows[member] for member in members]
-        total, top = sum(row[0] for row in some), [max(column) for column in zip(*some, strict=True)]
-        return total, total + self.padded * (len(some) * top[0] - total), top
+        total, (*top, width, height) = sum(row[0] for row in some), map(max, zip(*some, strict=True))
+        return total, total + self.padded * (len(some) * width * height - total), top

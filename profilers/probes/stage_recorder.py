@@ -38,6 +38,7 @@ _PLAIN: tuple[str, ...] = (
     "finish_span_ns",
     "input_elements",
     "input_length",
+    "input_width",
     "bucket_length",
 )
 _ACCOUNTS: tuple[str, ...] = (*THREAD_ACCOUNT, *PROCESS_ACCOUNT)
@@ -139,6 +140,7 @@ class StageRecorder:
         self.finish_span = self._views["finish_span_ns"]
         self.input_elements = self._views["input_elements"]
         self.input_length = self._views["input_length"]
+        self.input_width = self._views["input_width"]
         self.bucket_length = self._views["bucket_length"]
         self._accounts = {
             part: tuple(self._views[f"{part}_{name}"] for name in _ACCOUNTS) for part in ("prepare", "finish")

@@ -162,3 +162,11 @@ def elements_and_length(tensors: Sequence[torch.Tensor], dimension: int) -> tupl
         if tensor.dim() > dimension:
             length = max(length, tensor.shape[dimension])
     return elements, length
+
+
+def width_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Size of the last dimension of the largest tensor; 1 if it has no dimension, 0 without tensors."""
+    largest = max(tensors, key=lambda tensor: tensor.numel(), default=None)
+    if largest is None:
+        return 0
+    return largest.shape[-1] if largest.dim() else 1

@@ -412,6 +412,7 @@ def _stamp_cost_ns() -> float:
     for slot in range(rounds):
         recorder.handed[slot] = recorder.prepare_start[slot] = recorder.enqueued[slot] = time.perf_counter_ns()
         recorder.prepare_thread[slot] = recorder.input_elements[slot] = recorder.input_length[slot] = 1
+        recorder.input_width[slot] = 1
         recorder.account("prepare", slot, account)
         batch = recorder.new_batch()
         recorder.batch_id[slot] = recorder.taken[slot] = recorder.finish_start[slot] = batch

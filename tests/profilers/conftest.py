@@ -27,13 +27,15 @@ class Plan:
     ``compute_faults`` and ``prepare_faults`` map a request to ``(kind, ms)``; kinds: ``gc`` (a collection in the
     unit's own thread), ``gc_elsewhere`` (in another thread that kept this one waiting), ``runq``, ``throttle``,
     ``blocked``, ``cpu``, ``span`` (declared, blocked), ``compile``, ``faults`` (page faults at 0.5 us),
-    ``denormals`` (``cpu``, with the processor's flag set).
+    ``denormals`` (``cpu``, with the processor's flag set). Batches are padded to the largest of ``widths``, and of
+    ``lengths`` over them.
     """
 
     n: int = 600
     rate: float = 40.0
     seed: int = 1
     lengths: npt.NDArray[np.int64] | None = None
+    widths: npt.NDArray[np.int64] | None = None
     arrivals_ms: npt.NDArray[np.float64] | None = None
     priority: npt.NDArray[np.int8] | None = None
     max_batch: int = 1
@@ -67,6 +69,7 @@ class _Run:
             arrivals = np.cumsum(self.rng.exponential(1000.0 / plan.rate, n))
         self.arrival = (np.asarray(arrivals, dtype=np.float64) * MS).astype(np.int64)
         self.length = plan.lengths if plan.lengths is not None else np.full(n, 100, np.int64)
+        self.width = plan.widths if plan.widths is not None else np.ones(n, np.int64)
         self.priority = plan.priority if plan.priority is not None else np.ones(n, np.int8)
         self.rows = np.zeros(n, REQUEST_DTYPE)
         self.batches: list[np.ndarray[Any, Any]] = []
@@ -109,7 +112,8 @@ class _Run:
         plan, rows = self.plan, self.rows
         rows["index"] = np.arange(plan.n)
         rows["arrival_ns"] = self.arrival
-        rows["input_elements"] = rows["input_length"] = self.length
+        rows["input_elements"], rows["input_width"] = self.length, self.width
+        rows["input_length"] = self.length // self.width
         rows["batch_id"] = -1
         for i, ms in plan.dispatch.items():
             rows["dispatch_ns"][i] = int(ms * MS)
@@ -165,14 +169,15 @@ class _Run:
     ) -> int:
         plan, rows = self.plan, self.rows
         batch = np.zeros((), BATCH_DTYPE)
-        size, longest = len(members), int(self.length[members].max())
+        size, longest = len(members), int(rows["input_length"][members].max())
+        padded = size * longest * int(self.width[members].max())
         number = len(self.batches)
         batch["batch_id"], batch["worker"], batch["size"] = number, worker, size
         batch["free_ns"], batch["open_ns"], batch["close_ns"] = idle, opened, close
         begin = close + self.strike("collate", batch, close, self.noisy(0.05), None, WORKER + worker)
         batch["collated_ns"] = batch["h2d_end_ns"] = begin
         struck = [plan.compute_faults[m] for m in members if m in plan.compute_faults]
-        work = self.noisy(plan.base + plan.per_request * size + plan.per_item * size * longest)
+        work = self.noisy(plan.base + plan.per_request * size + plan.per_item * padded)
         if not any(int(b["worker"]) == worker for b in self.batches):
             work += int(plan.cold * MS)
             batch["first_shape"] = int(plan.cold > 0)
@@ -182,7 +187,7 @@ class _Run:
         done = begin + wall
         batch["compute_end_ns"] = batch["d2h_end_ns"] = done
         batch["real_elements"] = int(self.length[members].sum())
-        batch["padded_elements"], batch["padded_length"] = size * longest, longest
+        batch["padded_elements"], batch["padded_length"] = padded, longest
         batch["process_cpu_ns"] = batch["compute_cpu_ns"]
         end = done
         for m in members:

@@ -90,6 +90,17 @@ def test_batches_by_length_are_predicted_to_pad_less(simulate: Simulate) -> None
     assert after["mean"] < 0.95 * before["mean"]
 
 
+def test_batches_are_padded_in_two_dimensions(simulate: Simulate) -> None:
+    # GIVEN images of one size, wide, square and tall: a batch of unlike shapes is mostly padding
+    widths = np.random.default_rng(5).choice([10, 20, 40], 1500)
+    plan = {**BUSY, "per_item": 0.004, "lengths": np.full(1500, 400, np.int64), "widths": widths}
+    forecast = Forecast(simulate(**plan))
+    # THEN the settings that ran are reproduced, and others predicted
+    assert forecast.error < 0.1
+    wrong = off(forecast, changed(forecast, max_batch=2), simulate(**{**plan, "max_batch": 2}))
+    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
+
+
 def test_shortest_first_is_predicted(simulate: Simulate) -> None:
     """The truth is a run whose classes are the lengths, in a hundred steps."""
     sizes = lengths()

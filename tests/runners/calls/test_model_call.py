@@ -23,7 +23,15 @@ from latfix.runners.calls.model_call import (
     raised_by,
     split_output,
 )
-from latfix.runners.calls.tensor_tree import elements_and_length, flatten, map_tensors, move, tensors_of, unflatten
+from latfix.runners.calls.tensor_tree import (
+    elements_and_length,
+    flatten,
+    map_tensors,
+    move,
+    tensors_of,
+    unflatten,
+    width_of,
+)
 from latfix.runners.service.adapter_file import load_adapter
 
 
@@ -222,6 +230,11 @@ def test_elements_and_length() -> None:
     assert elements_and_length(tensors, 0) == (23, 7)
     assert elements_and_length(tensors, 1) == (23, 5)
     assert elements_and_length([], 0) == (0, 0)
+
+
+def test_the_width_is_that_of_the_largest_tensor() -> None:
+    assert width_of([torch.ones(7), torch.ones(3, 5), torch.tensor(1.0)]) == 5
+    assert (width_of([torch.tensor(1.0)]), width_of([])) == (1, 0)
 
 
 class _Unprintable(Exception):

@@ -268,6 +268,7 @@ def test_padding_is_counted() -> None:
     served = _served(requests_of(4), adapter=adapter, max_batch_size=4)
     assert served.rows["input_elements"].tolist() == [6, 9, 12, 15]
     assert served.rows["input_length"].tolist() == [2, 3, 4, 5]
+    assert served.rows["input_width"].tolist() == [3, 3, 3, 3]
     (batch,) = served.batches
     assert (batch["real_elements"], batch["padded_elements"], batch["padded_length"]) == (42, 60, 5)
     assert batch["first_shape"] == 1
