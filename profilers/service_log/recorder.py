@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar, cast
 from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.profilers.service_log.request_counters import COLLECTIONS, NO_TIME_NS, OF_THREAD, RECENT_NS
-from latfix.profilers.service_log.row_writer import RowWriter
+from latfix.profilers.service_log.sampled_segments import RowWriter
 from latfix.spans import SpanRecord, collected
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -21,9 +21,9 @@ from latfix.formatting import count, counted, milliseconds, seconds, significant
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
-    from latfix.runners.gate.decide import Decision
     from latfix.runners.gate.paired_rounds import Round, Side
     from latfix.runners.gate.served_arm import ServedArm
+    from latfix.runners.gate.stopping_rule import Decision
     from latfix.settings import RunnerSettings
     from latfix.traffic.schedule import Traffic
 
@@ -77,7 +77,7 @@ def gate(
     two git worktrees, or commands that serve an address (--address).
     """
     from latfix.gates.syntax import parse_gate
-    from latfix.runners.gate.decide import check
+    from latfix.runners.gate.stopping_rule import check
 
     if undecided not in _UNDECIDED:
         raise InputError(f"--undecided: found {undecided!r}; expected fail or pass")
@@ -269,8 +269,8 @@ def _rounds(
 ) -> Decision:
     """Replay rounds until decided, then stop both processes."""
     from latfix.cli.shared.replay_progress import ReplayLines
-    from latfix.runners.gate.decide import decide, with_causes
     from latfix.runners.gate.paired_rounds import cut, part_seconds, replay_rounds
+    from latfix.runners.gate.stopping_rule import decide, with_causes
     from latfix.statistics.group_sequential import FIRST_LOOK
 
     lines, until = ReplayLines(), time.monotonic() + budget_s

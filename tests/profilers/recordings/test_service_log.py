@@ -16,7 +16,7 @@ from latfix.profilers.recordings import service_log
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions, recorded_at
 from latfix.profilers.service_log.request_counters import Reading
-from latfix.profilers.service_log.row_writer import Row, sampled
+from latfix.profilers.service_log.sampled_segments import Row, sampled
 from latfix.results.diagnosis import Diagnosis
 
 _EPOCH = 1_800_000_000 * 10**9

@@ -21,8 +21,8 @@ from latfix.reports.ci.markdown import markdown
 from latfix.results.comparison import Comparison
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.runners.gate.decide import Decision, check, decide, with_causes
 from latfix.runners.gate.paired_rounds import Round
+from latfix.runners.gate.stopping_rule import Decision, check, decide, with_causes
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
 from tests.profilers.samples import add_samples

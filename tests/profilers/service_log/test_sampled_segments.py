@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfix.profilers.service_log.row_writer import Row, RowWriter, sampled, span_times
+from latfix.profilers.service_log.sampled_segments import Row, RowWriter, sampled, span_times
 from latfix.spans import SpanRecord
 
 
