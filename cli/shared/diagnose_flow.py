@@ -202,7 +202,7 @@ def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
 def write_comparison_page(page: Path, found: Comparison, base: RunRecord, new: RunRecord, *, seed: int = 0) -> None:
     """The page of a comparison, with the slowest requests of the new run."""
     last, stories = with_stories(new, seed=seed)
-    write_comparison_report(page, found, base, new, last=last, stories=stories)
+    write_comparison_report(page, found, with_waits(base), with_waits(new), last=last, stories=stories)
 
 
 def conclude_comparison(

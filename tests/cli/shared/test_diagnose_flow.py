@@ -1,4 +1,4 @@
-"""What `latfix diagnose` gives to the page of a run."""
+"""What `latfix diagnose` and `compare` give to their pages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.shared.diagnose_flow import Gates, conclude
+from latfix.cli.shared.diagnose_flow import Gates, conclude, write_comparison_page
 from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.profilers.diagnose import diagnose
+from latfix.results.comparison import compare_records
 from tests.profilers.evidence.outside.test_inferred_batches import served_in_batches
 
 
@@ -25,3 +26,16 @@ def test_the_page_of_a_service_behind_an_address_shows_inferred_waits(
     outputs = Outputs.open("diagnose", OutputOptions())
     assert conclude(record, diagnose(record, bootstrap=2), outputs, Gates(), folder=tmp_path) == 0
     assert drawn[0].requests["queue_ns"].any() and drawn[0].requests["batch_ns"].any()
+
+
+def test_the_page_of_a_comparison_shows_inferred_waits_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "latfix.cli.shared.diagnose_flow.write_comparison_report",
+        lambda _path, _found, base, new, **_more: drawn.extend((base, new)),
+    )
+    record = served_in_batches("arrival", load=0.6, window_ms=10.0)
+    write_comparison_page(tmp_path / "report.html", compare_records(record, record), record, record)
+    assert all(each.requests["queue_ns"].any() and each.requests["batch_ns"].any() for each in drawn) and drawn
