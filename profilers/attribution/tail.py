@@ -62,18 +62,16 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
     """``(replicates, K)``: every cause's mean over the tail of a resample, in milliseconds.
 
     A moving-block bootstrap. Each replicate cuts the tail again, recomputes the reference medians, and shifts figures
-    that rest on a model or a calibrated price by their standard error. Requests that a cause of :data:`ONCE` touched
-    are in every replicate, because a cold start happens in every run. What else struck them did so by chance: it is
-    in the replicates that drew them.
+    that rest on a model or a calibrated price by their standard error. Requests that are slow :func:`by_start` are in
+    every replicate, because a cold start happens in every run. What else struck them did so by chance: it is in the
+    replicates that drew them.
     """
     n = len(ledger.latency_ns)
     order = np.argsort(ledger.latency_ns, kind="stable")
     entries = ((ledger.own_ns + ledger.propagated_ns) / 1e6)[:, order]
     latency, spread = ledger.latency_ns[order], doubt.spread[:, order] / 1e6
     once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
-    fixed = np.zeros(n, dtype=bool)
-    for k in once:
-        fixed |= ledger.own_ns[k] + ledger.propagated_ns[k] > 0.05 * max(ledger.reference_ns, 1)
+    fixed = by_start(ledger)
     medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
     rng = np.random.default_rng(seed)
     block = block_length(ledger.latency_ns)
@@ -98,6 +96,17 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
             drawn[at + 1 - len(pending) : at + 1] -= moved_ms(medians, np.stack(pending), len(entries))
             pending.clear()
     return drawn
+
+
+def by_start(ledger: Ledger) -> Bools:
+    """``(n,)`` mask of requests most of whose excess is of the causes in :data:`ONCE`.
+
+    Less does not count: in an overload, a slow first request delays every later one.
+    """
+    once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
+    cold = (ledger.own_ns[once] + ledger.propagated_ns[once]).sum(axis=0)
+    least = np.maximum(0.05 * max(ledger.reference_ns, 1), 0.5 * (ledger.latency_ns - ledger.reference_ns))
+    return np.asarray(cold > least)
 
 
 def moved_ms(medians: Sequence[tuple[int, Median]], counts: Ints, columns: int) -> Floats:

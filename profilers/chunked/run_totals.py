@@ -14,7 +14,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.cause_removal import QueueReplay
-from latfix.profilers.attribution.tail import ONCE
+from latfix.profilers.attribution.tail import by_start
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import Baselines, ChunkLedger, Scale
 from latfix.profilers.chunked.survey import Survey
@@ -215,7 +215,7 @@ def _mostly_waits(baselines: Baselines, tail_ns: float) -> bool:
 class BlockTotals:
     """Sums over blocks of neighboring requests, bands of latency and slots of time.
 
-    The last block has the requests that a cause of :data:`ONCE` touched, which are in every resample.
+    The last block has the requests that are slow by the start of the process, which are in every resample.
 
     :param learned: ledger of the sample, from which the dependence of neighbors is estimated.
     :ivar rows: rows per block; ``blocks`` their number; ``together`` the neighboring blocks that depend on each
@@ -284,11 +284,9 @@ class BlockTotals:
 
     def _add_bands(self, chunk: ChunkLedger, block: Ints, entries: Ints, present: Ints) -> None:
         ledger, spread = chunk.ledger, chunk.books.doubt.spread
-        once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
-        touched = (entries[once] > 0.05 * max(ledger.reference_ns, 1)).any(axis=0)
         bands = len(self.bands_ns) + 1
         band = np.searchsorted(self.bands_ns, ledger.latency_ns, side="right")
-        place = np.where(touched, self.blocks, block) * bands + band
+        place = np.where(by_start(ledger), self.blocks, block) * bands + band
         self.band_counts += np.bincount(place, minlength=self.band_counts.size).reshape(-1, bands)
         for k in present:
             self.band_entries[k] += np.bincount(place, entries[k], self.band_counts.size).reshape(-1, bands)

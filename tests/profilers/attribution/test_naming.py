@@ -95,6 +95,16 @@ def test_what_else_struck_a_request_of_the_cold_start_is_not_certain(simulate: S
     assert causes["cold.start"].named and causes["cold.start"].ci95_ms[0] > 200.0
 
 
+@pytest.mark.parametrize("limit", [10_000, 0], ids=["at-once", "in-pieces"])
+def test_an_overload_after_a_cold_start_is_certain(simulate: Simulate, limit: int) -> None:
+    """The cold start delays every request that follows, by little of what it waits."""
+    record = simulate(n=1500, rate=300.0, cold=20.0)
+    found = diagnose(record, scale=Scale(limit=limit, chunk=500, stretches=2, stretch=500))
+    overload = next(cause for cause in found.causes if cause.cause == "traffic.overload")
+    assert found.verdict == "traffic.overload" and overload.ci95_ms[0] > 0.5 * overload.tail_ms
+    assert overload.tail_share > 0.9
+
+
 @pytest.mark.slow
 def test_intervals_cover_the_mean_of_repeated_runs(simulate: Simulate) -> None:
     # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
