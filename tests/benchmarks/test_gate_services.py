@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.runners.gate.test_stopping_rule import record
 
 from benchmarks.gates import gate_services
 from latfix.runners.gate.paired_rounds import Round
+from tests.runners.gate.test_stopping_rule import record
 
 
 @pytest.mark.parametrize("service", ["service", "recommender", "example"])
