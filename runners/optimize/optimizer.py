@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,10 +33,17 @@ from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.predicted_configurations import Bounds, Planner, trusted
 from latfix.runners.optimize.screening_decision import SMALLEST
 from latfix.runners.optimize.screening_decision import shown as words
-from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
+from latfix.runners.optimize.screening_windows import (
+    LEAST_REQUESTS,
+    busiest_stretch,
+    lead_in,
+    served_part,
+    window_bounds,
+)
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
+from latfix.runners.replay.runner_process import OnEvent
 from latfix.settings import RunnerSettings
 from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import QUANTILES
@@ -45,6 +53,8 @@ from latfix.traffic.schedule import Traffic
 _FINAL_SHARE = 1 / 3
 #: Maximum length of the baseline, as a share of the budget: longer traffic is cut to its busiest stretch.
 _BASELINE_SHARE = 0.25
+#: The baseline is ended after this many times its length, or its share of the budget: the service is behind by then.
+_BEHIND = 1.25
 #: Time for what follows the final replay (comparison, diagnosis, report), as a multiple of one diagnosis.
 _REPORTS = 3.0
 #: Number of fixes, those with the largest predicted part, whose gain is also measured by replays of the plan without.
@@ -237,7 +247,7 @@ class Optimizer:
     resume: InitVar[bool] = False
 
     def __post_init__(self, resume: bool) -> None:
-        options, self._whole = self.options, len(self.traffic)
+        options, self._whole, self._behind = self.options, len(self.traffic), ""
         self._journal = Journal.read(self.out) if resume else None
         self._most_s = _BASELINE_SHARE * options.budget_s if self._journal is None else self._journal.stretch_s
         self.traffic = busiest_stretch(self.traffic, self._most_s)
@@ -300,13 +310,15 @@ class Optimizer:
         self.say("before: loading the model")
         base.running()
         bench.first_load_s = time.monotonic() - started
-        record = base.replay(self.out / "baseline", self.traffic, self.watch, seed=options.seed)
+        record = self._replay_baseline(base)
         if not record.counts()["ok"]:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self.spec.name}: no request of the baseline ended ok; the first one: {first}")
         facts = base.ask("facts", folder=str(record.folder))["facts"]
         record = replace(record, meta=record.meta.updated(model=facts, **base.profile(record)))
         write_meta(record.folder, record.meta)
+        sha256 = schedule_digest(self.traffic)
+        record = self._served_part(record)
         diagnosis = self._diagnose(record)
         bench.begin(record)
         scored = bench.accuracy(base, original=True)
@@ -314,7 +326,7 @@ class Optimizer:
         base.restart()  # no candidate will have served the whole traffic when it is compared with the baseline
         journal = Journal(
             settings=self.settings.to_json(),
-            traffic_sha256=schedule_digest(self.traffic),
+            traffic_sha256=sha256,
             stretch_s=self._most_s,
             seed=options.seed,
             accuracy=score,
@@ -326,11 +338,49 @@ class Optimizer:
         journal.write(self.out)
         return self._outcome(record, diagnosis, journal), journal
 
+    def _replay_baseline(self, base: Arm) -> RunRecord:
+        """Replay the traffic, or what is answered of it in the baseline's share of the budget if it is too much."""
+        began_ns, length_s = self.traffic.start_s * 1e9, self.traffic.duration_s - self.traffic.start_s
+        most_ns = max(_BEHIND * length_s, self._most_s) * 1e9
+        behind = False
+
+        @contextmanager
+        def watch(label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
+            def end_if_behind(event: Mapping[str, Any]) -> None:
+                nonlocal behind
+                on_event(event)
+                late = event.get("draining") and event["at_ns"] - began_ns > most_ns
+                if late and event["done"] >= LEAST_REQUESTS:
+                    behind = True
+                    raise KeyboardInterrupt
+
+            with self.watch(label, traffic, folder) as on_event:
+                yield end_if_behind
+
+        try:
+            return base.replay(self.out / "baseline", self.traffic, watch, seed=self.options.seed)
+        except Interrupted as ended:
+            if not behind:
+                raise
+            return ended.record
+
+    def _served_part(self, record: RunRecord) -> RunRecord:
+        """The part of the baseline that was served before it was ended; candidates replay its requests only."""
+        served = served_part(record)
+        if served is not record:
+            self._behind = (
+                f"Requests arrive faster than the service can serve them: what it served of them until its share of "
+                f"the budget was over is optimized, the first {len(served.traffic)} of {len(record.traffic)}."
+            )
+            self.say(self._behind)
+            self.traffic = self._bench.traffic = served.traffic
+        return served
+
     def _resumed(self, journal: Journal) -> tuple[Outcome, Journal]:
         bench = self._bench
         plain_archive.check(bench.reference)
         journal.check(self.out, self.settings.to_json(), schedule_digest(self.traffic), self.options.seed)
-        record = RunRecord.load(self.out / "baseline")
+        record = self._served_part(RunRecord.load(self.out / "baseline"))
         diagnosis = self._diagnose(record)
         bench.first_load_s, bench.accuracy_s, bench.replays = journal.load_s, journal.accuracy_s, journal.replays
         bench.begin(record)
@@ -360,7 +410,7 @@ class Optimizer:
             accuracy_kind=journal.accuracy_kind,
             accuracy_limit=journal.accuracy - self.spec.objective.max_accuracy_drop,
             settings=self.settings,
-            notes=list(faults),
+            notes=[*([self._behind] if self._behind else []), *faults],
             answers=answers,
         )
 

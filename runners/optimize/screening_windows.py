@@ -23,7 +23,7 @@ _LONGEST_S = 6.0
 #: Requests that two windows together should hold.
 _ENOUGH = 200
 #: Requests that a final replay should hold, and the minimum for a slow service that leaves time for few rounds.
-_WANTED_REQUESTS, _LEAST_REQUESTS = 60, 20
+_WANTED_REQUESTS, LEAST_REQUESTS = 60, 20
 #: Requests that the first window should hold.
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile are slow.
@@ -99,6 +99,28 @@ def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
     return slice_time(traffic, start / 1e9, (start + width) / 1e9)
 
 
+def served_part(record: RunRecord) -> RunRecord:
+    """The requests before the first one that had no answer when the replay was ended, with their traffic.
+
+    :returns: the record itself if all have an answer, or nearly none.
+    """
+    rows = record.requests
+    count = int(rows["index"][rows["status"] == Status.UNFINISHED].min(initial=len(record.traffic)))
+    if not LEAST_REQUESTS <= count < len(record.traffic):
+        return record
+    kept = {name: column[rows["index"] < count] for name, column in rows.items()}
+    inside = np.isin(record.batches["batch_id"], kept["batch_id"])
+    return replace(
+        record,
+        meta=record.meta.updated(state="complete", scheduled=count, sent=count),
+        requests=kept,
+        batches={name: column[inside] for name, column in record.batches.items()},
+        traffic=limit(record.traffic, count),
+        errors={index: text for index, text in record.errors.items() if index < count},
+        partial=False,
+    )
+
+
 def slowest_stretch(
     traffic: Traffic,
     baseline: RunRecord,
@@ -115,7 +137,7 @@ def slowest_stretch(
     :param most_s: maximum length for that reason.
     """
     span_s = traffic.duration_s - traffic.start_s
-    should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, _LEAST_REQUESTS))
+    should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, LEAST_REQUESTS))
     width_s = max(wanted_s, min(should_s, most_s), least_s, SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return traffic
@@ -140,7 +162,7 @@ def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Tra
     """``width`` nanoseconds of the traffic, cut where they would bring too much work."""
     first, last = np.searchsorted(traffic.arrival_ns, (start, start + width)).tolist()
     done = np.cumsum(_work_s(baseline)[first:last])
-    fitting = first + max(int(np.searchsorted(done, _MOST_WORK * width / 1e9)), _LEAST_REQUESTS)
+    fitting = first + max(int(np.searchsorted(done, _MOST_WORK * width / 1e9)), LEAST_REQUESTS)
     end = int(traffic.arrival_ns[fitting]) if fitting < last else start + width
     return slice_time(traffic, start / 1e9, end / 1e9)
 

@@ -25,8 +25,9 @@ from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
-from latfix.runners.replay.run_session import schedule_digest
+from latfix.runners.replay.run_session import Interrupted, schedule_digest
 from latfix.settings import Objective, RunnerSettings
+from latfix.stages import Status
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
 from tests.profilers.conftest import simulate  # noqa: F401  a fixture
@@ -95,6 +96,7 @@ class World:
     :param mixing: by ``max_batch_size``, the accuracy of answers in such batches.
     :param keep: layers that must keep their precision.
     :param first_use: factor of the latency of a request that a process has not served before.
+    :param behind: requests of the baseline that are answered when its time is over; 0 if all are in time.
     :param memory: of a service on the host, and what is left; empty if unknown.
     :param device: that the services run on; ``None`` for the host.
     :ivar most: largest number of services that were loaded at the same time.
@@ -117,6 +119,7 @@ class World:
     mixing: dict[int, float] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
     first_use: float = 1.0
+    behind: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     most: int = 0
     device: Device | None = None
@@ -284,7 +287,7 @@ class FakeArm:
             return {"sensitivity": {"keep": dict(self.world.keep)}}
         return {"evidence": {"env": dict(self.settings.env), "of": self.last}}
 
-    def replay(self, folder: Path, traffic: Traffic, _watch: Any, **_seed: int) -> RunRecord:
+    def replay(self, folder: Path, traffic: Traffic, watch: Any, **_seed: int) -> RunRecord:
         cold = not (self.alive and (self.primed or self.served))
         self.running()
         self.world.on_replay(self, folder.name)
@@ -306,6 +309,15 @@ class FakeArm:
         self.served.update(numbers.tolist())
         folder.mkdir(parents=True, exist_ok=True)
         self.world.records[folder] = record
+        if self.world.behind and folder.name == "baseline":
+            with watch(self.label, traffic, folder) as on_event:
+                status = {"draining": True, "done": self.world.behind, "at_ns": 0}
+                on_event(status)
+                try:
+                    on_event(status | {"at_ns": 1 << 60})
+                except KeyboardInterrupt:
+                    record.requests["status"][self.world.behind :] = Status.UNFINISHED
+                    raise Interrupted(record) from None
         return record
 
     def _work(self) -> int:

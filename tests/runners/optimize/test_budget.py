@@ -144,3 +144,22 @@ def test_a_service_that_is_tried_may_be_silent_until_the_budget_ends_but_some_mi
     assert patience_s() == STALL_S
     bench.first_load_s = 60.0
     assert patience_s() == 600.0
+
+
+def test_a_baseline_that_falls_behind_is_ended_and_what_it_served_is_optimized(search: Any, world: Any) -> None:
+    # GIVEN a service that answered 400 of 1200 requests when the baseline's time was over
+    world.behind = 400
+    outcome = search(world.fix("HALF", 0.5), budget_s=240.0)
+    # THEN everything after it is about these
+    assert outcome.baseline.counts()["ok"] == len(outcome.baseline.traffic) == 400
+    assert outcome.verdict == "improved" and len(outcome.after.traffic) <= 400
+    assert "the first 400 of 1200" in outcome.notes[0]
+    # AND a resumed search knows them, although the folder has the whole run
+    again = search(world.fix("HALF", 0.5), budget_s=240.0, resume=True)
+    assert len(again.baseline.traffic) == 400 and again.notes[0] == outcome.notes[0]
+
+
+def test_a_baseline_goes_on_until_it_has_served_some_requests(search: Any, world: Any) -> None:
+    world.behind = 19
+    outcome = search(world.fix("HALF", 0.5), budget_s=240.0)
+    assert outcome.baseline.counts()["ok"] == 1200 and not any("the first" in note for note in outcome.notes)
