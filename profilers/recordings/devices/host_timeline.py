@@ -43,14 +43,15 @@ def host_timelines(table: Intervals) -> Callable[[int], Timeline]:
         stack: list[tuple[int, int, bool]] = []  # end, row, True for a call
         at = 0
         for start, end, kind, row in zip(starts, ends, kinds, rows.tolist(), strict=True):
-            while stack and stack[-1][0] <= start:
-                at = _emit(pieces, at, *stack.pop()[:2])
+            # What ends before this does not enclose it: stamps that were rounded overlap the next ones.
+            while stack and stack[-1][0] < end:
+                until, ended, _ = stack.pop()
+                at = _emit(pieces, at, min(until, start), ended)
             inside_call = bool(stack) and stack[-1][2]
             if inside_call and kind not in _WITHIN_CALLS:
                 continue
             if stack:
                 _emit(pieces, at, start, stack[-1][1])
-                end = min(end, stack[-1][0])
             at = max(at, start) if stack else start
             stack.append((end, row, Host.LAUNCH <= kind <= Host.OTHER_CALL))
         while stack:
