@@ -10,7 +10,7 @@ from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
 _US, _MS = 1_000, 1_000_000
-#: A slow launch: factor over the usual duration, and least duration for a first use and for a full queue.
+#: A slow launch: factor over the usual duration. Least duration for a first use, and for a wait for a full queue.
 _OUTLIER, _LEAST_FIRST, _LEAST_BLOCKED = 10, 200 * _US, 50 * _US
 #: A kernel that starts later than this after its launch was queued.
 _QUEUED = 20 * _US
@@ -18,8 +18,8 @@ _QUEUED = 20 * _US
 _BUSY = 0.8
 #: A call that appears once in the recording is a first use from this duration on.
 _LEAST_ALONE = _MS
-#: The usual duration of a launch if the recording has none, and its upper bound.
-_USUAL_LAUNCH, _LONGEST_USUAL = 5 * _US, 50 * _US
+#: The usual duration of a launch if the recording has none that is too short for a full queue.
+_USUAL_LAUNCH = 5 * _US
 _LAUNCHES = (Host.LAUNCH, Host.GRAPH_LAUNCH)
 
 
@@ -31,7 +31,7 @@ class CallFacts:
     :ivar first_work: ``(calls,)`` the first activity that a call issued; :data:`NOTHING` for none.
     :ivar first_use: ``(calls,)`` True for calls that were slow because of a first use.
     :ivar blocked: ``(calls,)`` True for launches that waited for room in the queue: the device did not starve.
-    :ivar usual_launch_ns: usual duration of a launch.
+    :ivar issued_ns: ``(calls,)`` when a call's first work was issued: early in the call, or at the end of a slow launch.
     """
 
     def __init__(self, trace: DeviceTrace) -> None:
@@ -39,19 +39,20 @@ class CallFacts:
         self.launch, self.first_work = _joined(trace)
         self.kind: list[int] = host.kind.tolist()
         self.length: Ints = host.end - host.start
-        short = np.sort(self.length[host.kind == Host.LAUNCH])
-        self.usual_launch_ns = min(int(short[len(short) // 4]), _LONGEST_USUAL) if len(short) else _USUAL_LAUNCH
+        launches = host.kind == Host.LAUNCH
+        short = np.sort(self.length[launches & (self.length < _LEAST_BLOCKED)])
+        usual = int(short[len(short) // 4]) if len(short) else _USUAL_LAUNCH
         busy = Intervals.merged(device.start, device.end - device.start)
         self._busy = busy, np.concatenate([[0], np.cumsum(busy.end - busy.start)])
-        usual = max(self.usual_launch_ns, 1)
-        slow = (host.kind == Host.LAUNCH) & (self.length >= _OUTLIER * usual)
         delay = np.full(len(host), np.iinfo(np.int64).max)
         known = self.first_work != NOTHING
         delay[known] = device.start[self.first_work[known]] - host.end[known]
-        self.blocked: Bools = slow & (self.length >= _LEAST_BLOCKED) & (delay > _QUEUED)
+        self.blocked: Bools = launches & (self.length >= _LEAST_BLOCKED) & (delay > _QUEUED)
         for row in np.flatnonzero(self.blocked):
             self.blocked[row] = self.busy_ns(int(host.start[row]), int(host.end[row])) >= _BUSY * self.length[row]
-        self.first_use: Bools = slow & ~self.blocked & (self.length >= _LEAST_FIRST) & self._first_kernel(trace)
+        slow = np.isin(host.kind, _LAUNCHES) & ~self.blocked & (self.length >= _OUTLIER * max(usual, 1))
+        self.issued_ns: Ints = np.where(slow, host.end, host.start + usual)
+        self.first_use: Bools = launches & slow & (self.length >= _LEAST_FIRST) & self._first_kernel(trace)
         self.first_use |= self._first_calls(trace)
 
     def busy_ns(self, start: int, end: int) -> int:

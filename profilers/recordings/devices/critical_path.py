@@ -140,7 +140,7 @@ class CriticalPaths:
         before_end = int(device.end[before]) if before != NOTHING else None
         if call == NOTHING:
             return before, NOTHING
-        ready = min(int(self._trace.host.start[call]) + facts.usual_launch_ns, start)
+        ready = min(int(facts.issued_ns[call]), start)
         if before != NOTHING and int(facts.launch[before]) == call:
             return before, NOTHING  # of the same graph
         after = max(ready, before_end if before_end is not None else ready)

@@ -74,6 +74,45 @@ def test_launches_held_up_by_a_full_queue_are_the_devices_time(vendor: str, tmp_
 
 
 @VENDORS
+def test_a_queue_that_is_always_full_has_no_usual_launch(vendor: str, tmp_path: Path) -> None:
+    made = HandMade(vendor)
+    made.step("step 1", 5000, 6000)
+    for k in range(100):  # each launch waits until one of the 20 kernels ahead has ended
+        made.call("launch", 100 * k, 100 * k + 98, k)
+        made.work(k, 100 * k + 1990, 100 * k + 2090)
+    result = ledger(made, tmp_path)
+    assert in_us(result.causes) == {"gpu.compute": 998, "host.python": 2}
+    assert result.stages[QUEUE_FULL] == 10 * 98_000
+
+
+@VENDORS
+def test_a_launch_that_starts_its_kernel_late_leaves_the_device_idle(vendor: str, tmp_path: Path) -> None:
+    made = HandMade(vendor)
+    made.step("step 1", 0, 20_120)
+    made.call("launch", 0, 5, 1)
+    made.work(1, 8, 100, name="first")
+    made.call("launch", 10, 20_000, 2)
+    made.work(2, 20_003, 20_100, name="second")
+    made.call("sync", 20_000, 20_120)
+    assert in_us(ledger(made, tmp_path).causes) == {
+        "cold.start": 19_990,
+        "dispatch.launch": 13,
+        "gpu.compute": 97,
+        "transfer.sync": 20,
+    }
+
+
+def test_stamps_rounded_so_that_calls_overlap_change_nothing(tmp_path: Path) -> None:
+    made = HandMade()
+    made.step("step", 0, 1010)
+    made.call("launch", 5, 10.2, 1)
+    made.call("sync", 10.1, 1008)
+    made.work(1, 12, 1004)
+    causes = ledger(made, tmp_path).causes
+    assert causes["gpu.compute"] == 992_000 and causes["host.python"] == 2_000
+
+
+@VENDORS
 def test_a_graph_is_one_launch_of_many_kernels(vendor: str, tmp_path: Path) -> None:
     made = HandMade(vendor)
     made.step("decode", 0, 803)
