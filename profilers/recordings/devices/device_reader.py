@@ -137,7 +137,8 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], chosen_by: str) -> Ite
     if not len(trace.device):
         yield "The recording shows no activity of a device: the causes of the host's waits are unknown."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]
-    others = [name for name in others if name not in {each.name for each in steps}][:3]
+    used = {each.name for each in steps}
+    others = [name for name in others if name not in used][:3]
     if others and not chosen_by.startswith("--step"):
         listed = ", ".join(shown(clipped(name, 40)) for name in others)
         yield f"To use other ranges of the recording as steps, pass --step REGEX: {listed}."

@@ -104,6 +104,7 @@ class DeviceTrace:
     :ivar pageable: numbers of the names of copies from or to pageable memory.
     :ivar first_correlation: the smallest correlation; the runtime counts them from the process's start.
     :ivar notes: for the reader of the diagnosis.
+    :ivar lacks_kernels: True if kernels were launched but none was recorded: the device's waits are unknown.
     """
 
     def __init__(
@@ -118,12 +119,10 @@ class DeviceTrace:
         backward = built.host.reversed + built.device.reversed + built.ranges.reversed
         note = f"{counted(backward, 'interval')} with an end before the begin: read with length 0."
         self.notes = (note,) if backward else ()
-
-    @property
-    def lacks_kernels(self) -> bool:
-        """True if kernels were launched but none was recorded: the device's waits are unknown."""
         launched = np.isin(self.host.kind, (Host.LAUNCH, Host.GRAPH_LAUNCH)).any()
-        return bool(launched and not np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any())
+        self.lacks_kernels = bool(
+            launched and not np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any()
+        )
 
     def counts(self) -> dict[str, Any]:
         """Counts of intervals by kind, for ``source.read``."""

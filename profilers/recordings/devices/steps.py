@@ -18,7 +18,7 @@ from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Interv
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
 _STEP_LIKE = re.compile(r"(?<![A-Za-z])(?:step|iteration|iter|decode_step|batch|request)(?![A-Za-z])", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
-#: Outermost calls of a name are steps if there are at least so many, and they cover this share of the recording.
+#: Outermost calls of a name, or ranges within one, are steps if there are at least so many and they cover this share.
 _LEAST_CALLS, _LEAST_COVERED = 3, 0.5
 #: Calls that issue work to the device or wait for it: the first one begins the recording.
 _WORKING = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
@@ -58,7 +58,7 @@ def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> tuple[tuple[Step
         names = ", ".join(shown(step.name, 40) for step in ranges[:5]) or "none"
         raise input_error(path, None, f"nothing that --step {shown(pattern)} matches", f"a name such as {names}")
     for description, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
-        result = _outermost([step for step in ranges if named.search(step.name)])
+        result = _repeated([step for step in ranges if named.search(step.name)])
         if result:
             return result, description
     top = _outermost(ranges)
@@ -102,6 +102,15 @@ def _outermost(steps: Sequence[Step]) -> tuple[Step, ...]:
             kept.append(step)
             reached[step.thread] = step.end
     return tuple(kept)
+
+
+def _repeated(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The outermost steps; if one encloses others of one kind, such as a loop, the latter."""
+    result = _outermost(steps)
+    inside = _outermost([step for step in steps if step is not result[0]]) if len(result) == 1 else ()
+    recur = len(inside) >= _LEAST_CALLS and len({_kind(step.name) for step in inside}) == 1
+    covered = sum(step.length for step in inside)
+    return inside if recur and covered >= _LEAST_COVERED * result[0].length else result
 
 
 def _recurring_calls(trace: DeviceTrace) -> tuple[tuple[Step, ...], str] | None:

@@ -120,6 +120,18 @@ def test_steps_come_from_an_expression_ranges_or_calls(tmp_path: Path) -> None:
     assert diagnosed(plain.write(tmp_path / "p.json")).requests["ok"] == 4
 
 
+def test_a_range_around_all_steps_is_no_step(tmp_path: Path) -> None:
+    made, at = HandMade(), 0.0
+    for k in range(5):
+        made.step(f"iteration {k}", at, at + 90)
+        made.code("aten::mm", at, at + 80, frame=False)
+        at += 100
+    made.step("serve batch", 0, at)
+    assert diagnosed(made.write(tmp_path / "t.json")).latency_ms["max"] == 0.09
+    made.step("request 2", at, at + 50)
+    assert diagnosed(made.write(tmp_path / "t.json")).latency_ms["max"] == 0.5
+
+
 def test_a_folder_of_traces_is_one_recording(tmp_path: Path) -> None:
     for name in ("a.json", "b.json.gz"):
         made, at = HandMade(), 0.0
