@@ -31,7 +31,7 @@ class CallFacts:
     :ivar first_work: ``(calls,)`` the first activity that a call issued; :data:`NOTHING` for none.
     :ivar first_use: ``(calls,)`` True for calls that were slow because of a first use.
     :ivar blocked: ``(calls,)`` True for launches that waited for room in the queue: the device did not starve.
-    :ivar issued_ns: ``(calls,)`` when a call's first work was issued: early in the call, or at the end of a slow launch.
+    :ivar issued_ns: ``(calls,)`` when its first work was issued: early in the call, at the end of a slow launch.
     """
 
     def __init__(self, trace: DeviceTrace) -> None:
