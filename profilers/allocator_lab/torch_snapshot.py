@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -22,6 +23,8 @@ from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Ev
 _PICKLE = b"\x80"
 #: Exceptions of a pickle's opcodes or of entries in damaged or foreign data.
 _DAMAGED = (EOFError, ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError, RecursionError)
+#: Frames of programs that give cached memory back themselves, in Python and in C++.
+_EMPTIES = re.compile(r"empty_?cache", re.IGNORECASE)
 _WANTED = "expected a file of torch.cuda.memory._dump_snapshot after torch.cuda.memory._record_memory_history()"
 
 
@@ -149,6 +152,8 @@ def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Eve
 def stalls(entries: Any) -> Iterator[Stall]:
     """Stalls: the allocator gave segments back and then requested one from the device, its last resort.
 
+    Segments that the program itself gave back (``torch.cuda.empty_cache``) are none.
+
     :param entries: one device's history in the snapshot.
     """
     begin: Mapping[str, Any] | None = None
@@ -157,8 +162,9 @@ def stalls(entries: Any) -> Iterator[Stall]:
     for entry in entries:
         action = entry["action"]
         if action in ("segment_free", "segment_unmap"):
-            begin = begin or entry
-            freed += _bytes(entry["size"])
+            if not any(_EMPTIES.search(str(frame["name"])) for frame in entry.get("frames") or ()):
+                begin = begin or entry
+                freed += _bytes(entry["size"])
         elif action in ("segment_alloc", "segment_map", "oom"):
             if begin is not None or action == "oom":
                 first = _time_us(begin or entry, start) - start
@@ -171,7 +177,7 @@ def stalls(entries: Any) -> Iterator[Stall]:
                     is_failure=action == "oom",
                 )
             begin, freed = None, 0
-        elif action == "alloc":
+        else:  # the program went on without a new segment
             begin, freed = None, 0
 
 

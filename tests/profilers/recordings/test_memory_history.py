@@ -53,6 +53,17 @@ def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:
     assert result.verdict == "steady" and not result.causes and not result.slowest
 
 
+@pytest.mark.parametrize("shown_by", ["frames", "work between"])
+def test_a_program_that_empties_the_cache_does_not_wait(shown_by: str, tmp_path: Path) -> None:
+    entries = [entry("segment_alloc", 0, 20, 0), entry("alloc", 0, 20, 1), entry("free_completed", 0, 20, 2)]
+    emptied = entry("segment_free", 0, 20, 10)
+    if shown_by == "frames":
+        emptied["frames"] = [{"name": "forward", "filename": "m.py", "line": 1}, {"name": "THCPModule_emptyCache"}]
+    between = [] if shown_by == "frames" else [entry("free_requested", 900, 20, 20)]
+    entries += [emptied, *between, entry("segment_alloc", 9000, 40, 9_000_000), entry("alloc", 9000, 40, 9_000_001)]
+    assert diagnosed(tmp_path / "x", entries).verdict == "steady"
+
+
 def test_a_pickle_that_names_a_class_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(Path("x"), protocol=4))
     with pytest.raises(InputError, match="a snapshot is plain data"):
