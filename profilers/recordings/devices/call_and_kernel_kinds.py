@@ -25,6 +25,10 @@ class Host(IntEnum):
     GC = 12
 
 
+#: Calls that issue work to the device or wait for it.
+CALLS = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
+
+
 class Device(IntEnum):
     """What the device executes. ``OWN_COPY`` is within the device, ``COPY`` from or to it."""
 

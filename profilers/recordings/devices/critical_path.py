@@ -100,10 +100,10 @@ class CriticalPaths:
     def walk(self, step: Step) -> list[Piece]:
         """The critical path of a step, in order of time."""
         result = _Walk(self, step).pieces()
-        if self._trace.lacks_kernels:
-            for piece in result:
-                if piece.cause == LAUNCH:
-                    piece.cause = UNKNOWN
+        unknown = LAUNCH if self._trace.lacks_kernels else HOST if self._trace.lacks_calls else ""
+        for piece in result:
+            if piece.cause == unknown:
+                piece.cause = UNKNOWN
         return result
 
     # Lookups for a walk.

@@ -134,6 +134,8 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], chosen_by: str) -> Ite
         )
     if trace.lacks_kernels and len(trace.device):
         yield "Kernels were launched, but none was recorded: it is unknown whether the device waited for launches."
+    if trace.lacks_calls:
+        yield "The recording shows no call of the runtime: it is unknown whether the host waited for the device."
     if not len(trace.device):
         yield "The recording shows no activity of a device: the causes of the host's waits are unknown."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]

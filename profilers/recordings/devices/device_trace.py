@@ -11,7 +11,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import counted, shown
-from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import CALLS, Device, Host
 
 #: No correlation, no launch, no previous activity.
 NOTHING = -1
@@ -105,6 +105,7 @@ class DeviceTrace:
     :ivar first_correlation: the smallest correlation; the runtime counts them from the process's start.
     :ivar notes: for the reader of the diagnosis.
     :ivar lacks_kernels: True if kernels were launched but none was recorded: the device's waits are unknown.
+    :ivar lacks_calls: True if the device worked but no call was recorded: the host's waits are unknown.
     """
 
     def __init__(
@@ -120,9 +121,9 @@ class DeviceTrace:
         note = f"{counted(backward, 'interval')} with an end before the begin: read with length 0."
         self.notes = (note,) if backward else ()
         launched = np.isin(self.host.kind, (Host.LAUNCH, Host.GRAPH_LAUNCH)).any()
-        self.lacks_kernels = bool(
-            launched and not np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any()
-        )
+        kernels = np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any()
+        self.lacks_kernels = bool(launched and not kernels)
+        self.lacks_calls = bool(len(self.device)) and not np.isin(self.host.kind, CALLS).any()
 
     def counts(self) -> dict[str, Any]:
         """Counts of intervals by kind, for ``source.read``."""

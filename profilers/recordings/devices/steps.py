@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.errors import input_error
 from latfix.formatting import clipped, shown
-from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import CALLS, Host
 from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Intervals
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
@@ -20,8 +20,6 @@ _STEP_LIKE = re.compile(r"(?<![A-Za-z])(?:step|iteration|iter|decode_step|batch|
 _DIGITS = re.compile(r"\d+")
 #: Outermost calls of a name, or ranges within one, are steps if there are at least so many and they cover this share.
 _LEAST_CALLS, _LEAST_COVERED = 3, 0.5
-#: Calls that issue work to the device or wait for it: the first one begins the recording.
-_WORKING = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,7 +150,7 @@ def _whole(trace: DeviceTrace) -> tuple[tuple[Step, ...], str]:
     mine = host.place == thread
     tables = [table for table in (host, trace.device, trace.ranges) if len(table)]
     start, end = min(int(table.start[0]) for table in tables), max(int(table.end.max()) for table in tables)
-    if (working := mine & np.isin(host.kind, _WORKING)).any():
+    if (working := mine & np.isin(host.kind, CALLS)).any():
         start, end = int(host.start[working].min()), int(host.end[working].max())
     elif mine.any():
         start, end = int(host.start[mine].min()), int(host.end[mine].max())

@@ -58,6 +58,14 @@ def test_without_kernels_starvation_is_unknown(tmp_path: Path) -> None:
     assert "dispatch.launch" not in causes and sum(causes.values()) == 100
 
 
+def test_without_calls_it_is_unknown_whether_the_host_waited(tmp_path: Path) -> None:
+    made = HandMade()
+    made.step("ProfilerStep#1", 0, 100)
+    made.code("aten::mm", 0, 90, frame=False)
+    made.work(1, 10, 80)
+    assert in_us(ledger(made, tmp_path).causes) == {"unexplained": 100}
+
+
 @VENDORS
 def test_launches_held_up_by_a_full_queue_are_the_devices_time(vendor: str, tmp_path: Path) -> None:
     made = HandMade(vendor)
