@@ -24,7 +24,7 @@ from latfix.formatting import from_ns, percent, share, significant
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable, groups_of, own_times
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable, groups_of, outliving, own_times
 
 #: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
@@ -54,13 +54,13 @@ class _Place:
     """A service's own work, or a path: its calls on critical paths, in order of time.
 
     :param rows: ``(m,)`` spans; ``usual`` ``(m,)`` the usual nanoseconds of each.
-    :param calls_ns: of all such calls, on a critical path or not.
+    :param scatter: of all such calls, on a critical path or not, the length divided by the median of the operation.
     """
 
     name: int | _Path
     rows: Ints
     usual: Floats = field(default_factory=lambda: np.zeros(0))
-    calls_ns: Floats | Ints = field(default_factory=lambda: np.zeros(0))
+    scatter: Floats = field(default_factory=lambda: np.zeros(0))
     level: float = 0.0
     stretch: Stretch | None = None
     out_of_line: bool = False
@@ -92,8 +92,9 @@ class _Requests:
 
 def account_for_spans(spans: SpanTable) -> Accounts:
     """The ledger of the requests of a recording of spans that ended ok."""
-    requests = _Requests(with_one_clock(spans))
-    places = _places(requests)
+    requests = _Requests(_with_callees(with_one_clock(spans)))
+    place_of = _place_of(requests)
+    places = _places(requests, place_of)
     for place in places:
         place.stretch = _stretch(place, requests)
     paths = [place for place in places if isinstance(place.name, _Path)]
@@ -102,12 +103,19 @@ def account_for_spans(spans: SpanTable) -> Accounts:
     _find_levels(paths, requests)
     typical_ns = float(np.median(requests.latency)) if len(requests.latency) else 0.0
     _compare_paths(paths, typical_ns)
-    _compare_alike([place for place in places if place not in paths], requests, typical_ns)
+    _compare_alike(places, place_of, requests, typical_ns)
     return _accounts(requests, places, _blamed(places))
 
 
+def _with_callees(spans: SpanTable) -> SpanTable:
+    """The spans with a name for each unknown callee: the wait in a call is not the caller's own time."""
+    unknown = len(spans.services) + spans.service
+    callees = (f"a callee of {name}" for name in spans.services)
+    return replace(spans, peer=np.where(spans.peer < 0, unknown, spans.peer), services=(*spans.services, *callees))
+
+
 def _alone(spans: SpanTable) -> Ints:
-    inside = np.flatnonzero(spans.parent >= 0)
+    inside = np.flatnonzero((spans.parent >= 0) & ~outliving(spans))
     inside = inside[np.lexsort((spans.start_ns[inside], spans.parent[inside]))]
     parent = spans.parent[inside]
     length = spans.end_ns[parent] - spans.start_ns[parent]
@@ -121,9 +129,9 @@ def _alone(spans: SpanTable) -> Ints:
     return np.asarray(spans.end_ns - spans.start_ns - covered)
 
 
-def _places(requests: _Requests) -> list[_Place]:
-    """Spans on critical paths, grouped by the service or path that their own time belongs to."""
-    spans, own = requests.spans, requests.own
+def _place_of(requests: _Requests) -> Ints:
+    """``(n,)`` the service that each span's own time belongs to, or from ``len(services)`` on a number for a path."""
+    spans = requests.spans
     n, services = len(spans), len(spans.services)
     inside = np.flatnonzero(spans.parent >= 0)
     remote = inside[spans.service[inside] != spans.service[spans.parent[inside]]]
@@ -133,13 +141,19 @@ def _places(requests: _Requests) -> list[_Place]:
     local[spans.parent[np.setdiff1d(inside, remote, assume_unique=True)]] = True
     on_path = (callee >= 0) & (spans.calls | ~local)
     # A client span without the callee's span: its wait belongs to the callee, including the path.
-    unseen = spans.calls & (callee < 0) & ~local & (spans.peer >= 0)
-    key = np.where(on_path, services + spans.service * services + callee, np.where(unseen, spans.peer, spans.service))
+    unseen = spans.calls & (callee < 0) & ~local
+    service = np.where(unseen, spans.peer, spans.service)
+    return np.asarray(np.where(on_path, services + spans.service * services + callee, service))
+
+
+def _places(requests: _Requests, place_of: Ints) -> list[_Place]:
+    """Spans on critical paths, grouped by the service or path that their own time belongs to."""
+    spans, own, services = requests.spans, requests.own, len(requests.spans.services)
     rows = np.flatnonzero((own.request >= 0) & (own.own_ns > 0))
     rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
     places = []
-    for part in (rows[group] for group in groups_of(key[rows])):
-        number = int(key[part[0]])
+    for part in (rows[group] for group in groups_of(place_of[rows])):
+        number = int(place_of[part[0]])
         pair = divmod(number - services, services)
         places.append(_Place(number if number < services else _Path(*pair), part))
     return places
@@ -173,8 +187,8 @@ def _measure_usual(place: _Place, requests: _Requests) -> None:
         row = place.rows[same[0]]
         alone = requests.alike_ns[int(spans.service[row]), int(spans.operation[row])]
         place.usual[same] = min(float(np.median(sample)), float(np.median(alone)))
-        alike.append(alone)
-    place.calls_ns = np.concatenate(alike)
+        alike.append(alone / max(float(np.median(alone)), 1.0))
+    place.scatter = np.concatenate(alike)
 
 
 def _find_levels(paths: list[_Place], requests: _Requests) -> None:
@@ -213,31 +227,35 @@ def _compare_paths(paths: list[_Place], typical_ns: float) -> None:
             place.usual = np.minimum(place.usual, usual)
 
 
-def _compare_alike(places: list[_Place], requests: _Requests, typical_ns: float) -> None:
+def _compare_alike(places: list[_Place], place_of: Ints, requests: _Requests, typical_ns: float) -> None:
     """Flag services that take many times as long as others for the same operation of the same caller.
 
-    Their names differ in numbers only: an operation may have a name as general as ``GET``.
+    Their names differ in numbers only: an operation may have a name as general as ``GET``. All calls count: of shards
+    that are called side by side, only the slowest is on the critical path.
     """
     spans = requests.spans
+    on_path = {place.name: place for place in places}
+    families = [_NUMBER.sub("#", name) for name in spans.services]
+    named = np.array([re.search("[^\\W\\d_]", name) is not None for name in families])  # an address may be another's
+    rows = np.flatnonzero((requests.own.request >= 0) & (place_of < len(families)))
+    rows = rows[named[place_of[rows]]]
+    # The wait for a callee without spans is its client's.
+    client = np.where(spans.service[rows] == place_of[rows], spans.parent[rows], rows)
+    caller = np.where(client >= 0, spans.service[np.maximum(client, 0)], -1)
+    operations = len(spans.operations)
     levels: dict[tuple[int, int, str], dict[int, float]] = {}
-    for number, place in enumerate(places):
-        name = _NUMBER.sub("#", spans.services[place.name]) if isinstance(place.name, int) else ""
-        if not re.search("[^\\W\\d_]", name):  # an address may be that of another service
-            continue
-        # The wait for a callee without spans is its client's.
-        client = np.where(spans.service[place.rows] == place.name, spans.parent[place.rows], place.rows)
-        caller = np.where(client >= 0, spans.service[np.maximum(client, 0)], -1)
-        for same in groups_of(caller * len(spans.operations) + spans.operation[place.rows]):
-            work = int(caller[same[0]]), int(spans.operation[place.rows[same[0]]]), name
-            levels.setdefault(work, {})[number] = float(np.median(requests.alone_ns[place.rows[same]]))
+    for same in groups_of(((caller + 1) * operations + spans.operation[rows]) * len(families) + place_of[rows]):
+        row, service = rows[same[0]], int(place_of[rows[same[0]]])
+        work = int(caller[same[0]]), int(spans.operation[row]), families[service]
+        levels.setdefault(work, {})[service] = float(np.median(requests.alone_ns[rows[same]]))
     for alike in levels.values():
-        for number, level in alike.items():
-            others = [each for other, each in alike.items() if other != number]
+        for service, level in alike.items():
+            others = [each for other, each in alike.items() if other != service]
             if len(others) < _LEAST_ALIKE or level <= _OUT_OF_LINE * (usual := float(np.median(others))):
                 continue
-            if level - usual > _MATERIAL_PATH * typical_ns:
-                places[number].out_of_line = True
-                places[number].usual = np.minimum(places[number].usual, usual)
+            if service in on_path and level - usual > _MATERIAL_PATH * typical_ns:
+                on_path[service].out_of_line = True
+                on_path[service].usual = np.minimum(on_path[service].usual, usual)
 
 
 def _blamed(places: list[_Place]) -> dict[_Path, int]:
@@ -276,10 +294,10 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
         np.add.at(usual_of_all, request, usual)
         work_at[name] = np.bincount(request, usual, n), np.bincount(request, minlength=n)
         evidence[name] = _sentence(members, requests, beyond)
-        calls_ns = np.concatenate([place.calls_ns for place in members])
+        scatter = np.concatenate([place.scatter for place in members])
         if name in implicated or any(place.flagged for place in members):
             nameable[name] = MATERIAL
-        elif _rare(beyond, np.bincount(request, own, n), calls_ns, requests.latency):
+        elif _rare(beyond, work_at[name][0], scatter, requests.latency):
             nameable[name] = DOMINANT
     ok = np.flatnonzero(~spans.failed[requests.own.roots])
     reference = round(float(np.median(usual_of_all[ok]))) if len(ok) else 0
@@ -337,15 +355,13 @@ def _cause(name: str) -> KnownCause:
     return KnownCause(name, "measured", title, happened=happened, behind=f"one that waited for {service}")
 
 
-def _rare(beyond: Ints, own: Floats | Ints, calls_ns: Floats, latency: Ints) -> bool:
-    """True if few requests lost much time there, more than its usual spread explains.
+def _rare(beyond: Ints, usual: Floats, scatter: Floats, latency: Ints) -> bool:
+    """True if few requests lost much time there, more than its usual scatter explains.
 
-    :param own: ``(n,)`` all time there; ``calls_ns``: of each call, on a critical path or not.
+    :param usual: ``(n,)`` usual time there; ``scatter``: of each call, on a critical path or not.
     """
-    logs = np.log(np.maximum(calls_ns, 1.0))
-    middle = float(np.median(logs)) if len(logs) else 0.0
-    spread = float(np.median(np.abs(logs - middle))) if len(logs) else 0.0
-    far = np.log(np.maximum(own, 1.0)) > middle + _FAR * spread
+    spread = float(np.median(np.abs(np.log(np.maximum(scatter, 1e-9))))) if len(scatter) else 0.0
+    far = beyond > np.expm1(_FAR * spread) * usual
     hit = beyond > _HIT * float(np.median(latency))
     return bool(np.count_nonzero(hit & far) >= _LEAST_HIT and np.count_nonzero(hit) <= _RARE * len(latency))
 

@@ -21,6 +21,8 @@ from latfix.profilers.recordings.requests.text_source import LATEST_NS
 _PEERS = ("peer.service", "service.peer.name", "db.system.name", "db.system", "messaging.system", "rpc.service",
           "server.address", "net.peer.name", "http.host")  # fmt: skip
 
+#: Times may be rounded to milliseconds.
+_ROUNDING_NS = 1_000_000
 #: The attribute in which a serving engine's span has a request's latency (vLLM's ``SpanAttributes``).
 ENGINE_LATENCY = "gen_ai.latency.e2e"
 
@@ -175,6 +177,15 @@ def roots_of(spans: SpanTable) -> Ints:
     return roots[np.argsort(spans.start_ns[roots], kind="stable")]
 
 
+def outliving(spans: SpanTable) -> Bools:
+    """``(n,)`` True for spans that end after their parent by the same clock: it did not wait for them."""
+    parent = np.maximum(spans.parent, 0)
+    beyond = spans.end_ns - spans.end_ns[parent]
+    rounding = np.maximum(_ROUNDING_NS, (spans.end_ns - spans.start_ns) // 10)
+    same = (spans.parent >= 0) & (spans.service == spans.service[parent]) & ~spans.calls[parent]
+    return np.asarray(same & (beyond > rounding))
+
+
 def own_times(spans: SpanTable) -> OwnTimes:
     """Divide every request's time among its spans."""
     roots = roots_of(spans)
@@ -182,7 +193,7 @@ def own_times(spans: SpanTable) -> OwnTimes:
     children = _children(spans)
     request = np.full(len(spans), -1, np.int64)
     own = [0] * len(spans)
-    start, end = spans.start_ns.tolist(), spans.end_ns.tolist()
+    start, end = spans.start_ns.tolist(), np.where(outliving(spans), spans.start_ns, spans.end_ns).tolist()
     for number, root in enumerate(roots.tolist()):
         _walk(root, number, start, end, children, own, request)
     return OwnTimes(roots=roots, request=request, own_ns=np.array(own, np.int64), orphans=orphans)

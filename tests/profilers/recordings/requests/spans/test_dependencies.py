@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,71 @@ def test_the_slow_shard_of_four_is_named(own_spans: bool, names: str, named: boo
     assert (
         slow.named is named and ("4.0" in slow.evidence and "by others for the same calls" in slow.evidence) is named
     )
+
+
+def test_a_slow_shard_called_beside_the_others_is_named() -> None:
+    rng = np.random.default_rng(3)
+    rows = SpanRows()
+    for request in range(400):
+        begin, takes = 1_000 + 100 * request, 4 * rng.lognormal(0, 0.2, 6)
+        takes[2] *= 9  # so that no other is ever on a critical path
+        add(rows, request, "root", "", "api", begin, begin + float(takes.max()) + 3)
+        for k in range(6):
+            add(rows, request, f"s{k}", "root", f"db{k}", begin + 1, begin + 1 + float(takes[k]))
+    rows_of = rows.table()
+    rows_of = replace(rows_of, operation=np.where(rows_of.operation > 0, 1, 0))  # the same operation on all
+    assert diagnosed(rows_of).verdict == "service.db2"
+
+
+def rare(rows: SpanRows, request: int, *, client: bool = False) -> None:
+    """Add a request that calls a store; one in 25 for far longer, fewer than the percentile has beyond it."""
+    begin = 1_000 + 200 * request
+    takes = 5 + request % 7 / 10 + (80 if request % 25 == 3 else 0)
+    add(rows, request, "root", "", "api", begin, begin + takes + 4)
+    add(rows, request, "call", "root", "api" if client else "db", begin + 3, begin + 3 + takes, calls=client)
+
+
+def test_a_percentile_below_most_slow_requests_does_not_make_them_steady() -> None:
+    rows = SpanRows()
+    for request in range(600):
+        rare(rows, request)
+    result = diagnosed(rows.table())
+    assert result.percentile == 95 and result.latency_ms["p95"] < 1.15 * result.latency_ms["p50"]
+    assert result.verdict == "service.db" and "80.0 ms" not in result.sentence.partition(":")[0]
+
+
+def test_the_wait_in_a_call_without_its_callee_is_not_the_callers_own() -> None:
+    rows = SpanRows()
+    for request in range(600):
+        rare(rows, request, client=True)
+    assert diagnosed(rows.table()).verdict == "service.a callee of api"
+
+
+def test_operations_of_different_lengths_do_not_hide_a_rare_slowdown() -> None:
+    rng = np.random.default_rng(4)
+    rows = SpanRows()
+    for request in range(600):
+        begin, at = 1_000 + 400 * request, 1.0
+        for name, takes in (("get", 0.2), ("scan", 5.0), ("sum", 5.0), ("put", 0.2), ("list", 30.0)):
+            end = at + takes * rng.lognormal(0, 0.1) * (20 if name == "scan" and request % 25 == 3 else 1)
+            times = {"start_ns": round((begin + at) * MS), "end_ns": round((begin + end) * MS)}
+            rows.add(trace=f"t{request}", span=name, parent="root", service="db", operation=name, **times)
+            at = end
+        add(rows, request, "root", "", "api", begin, begin + at + 1)
+    assert diagnosed(rows.table()).verdict == "service.db"
+
+
+def test_a_call_that_outlives_its_request_was_not_waited_for() -> None:
+    rows = SpanRows()
+    for request in range(300):
+        begin = 1_000 + 100 * request
+        add(rows, request, "root", "", "api", begin, begin + 10)
+        add(rows, request, "publish", "root", "api", begin + 1, begin + 60, calls=True)
+        add(rows, request, "audit", "publish", "audit", begin + 2, begin + 59)
+        add(rows, request, "db", "root", "db", begin + 3, begin + 9)
+    table = rows.table()
+    own = own_times(table).own_ns
+    assert own[:4].tolist() == [4 * MS, 0, 0, 6 * MS] and own.sum() == 3_000 * MS
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
