@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from latfix.errors import input_error
 from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, shown
 from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
-from latfix.profilers.services.prometheus_metrics import read_sample
+from latfix.profilers.services.prometheus_metrics import read_labels, read_sample
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.statistics.latency_summary import QUANTILES
 
@@ -29,18 +30,38 @@ _WHOLE = ("e2e_request_latency", "request_latency", "request_duration", "http_re
 
 
 @dataclass(slots=True)
-class Histogram:
-    """A family of histograms, summed over its series.
+class Series:
+    """One histogram.
 
     :param buckets: by upper bound in the unit, the number of requests up to it.
     :param total: sum of all observations in the unit; NaN if it is missing.
+    :param counted: the number of requests, for a series without a bucket for all.
     """
+
+    buckets: dict[float, float] = field(default_factory=dict)
+    total: float = math.nan
+    counted: float = 0.0
+
+    @property
+    def count(self) -> float:
+        return self.buckets.get(math.inf, self.counted)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """A family of histograms, by their labels. Of several scrapes in a file the last counts."""
 
     name: str
     unit_ns: int
-    buckets: dict[float, float] = field(default_factory=dict)
-    total: float = math.nan
-    count: float = 0.0
+    series: dict[frozenset[tuple[str, str]], Series] = field(default_factory=lambda: defaultdict(Series))
+
+    @property
+    def count(self) -> float:
+        return sum(each.count for each in self.series.values())
+
+    @property
+    def total(self) -> float:
+        return sum(each.total for each in self.series.values())
 
     @property
     def mean_ms(self) -> float:
@@ -48,12 +69,18 @@ class Histogram:
 
     def bounds_ms(self, quantile: float) -> tuple[float, float]:
         """Lower and upper bound of a percentile in milliseconds; the upper one is NaN above the last bucket."""
-        rank, below = quantile * self.count, 0.0
-        for bound, reached in sorted(self.buckets.items()):
-            if reached >= rank:
-                return below * self.unit_ns / 1e6, bound * self.unit_ns / 1e6 if math.isfinite(bound) else math.nan
-            below = bound
-        return below * self.unit_ns / 1e6, math.nan
+        rank, low = quantile * self.count, 0.0
+        for bound in sorted({bound for each in self.series.values() for bound in each.buckets}):
+            # The bounds of the series may differ: the requests up to a bound are known within theirs.
+            up_to = [[c for b, c in each.buckets.items() if b <= bound] for each in self.series.values()]
+            beyond = [
+                [c for b, c in each.buckets.items() if b >= bound] or [each.count] for each in self.series.values()
+            ]
+            if sum(map(max, filter(None, up_to))) >= rank:
+                return low * self.unit_ns / 1e6, bound * self.unit_ns / 1e6 if math.isfinite(bound) else math.nan
+            if sum(map(min, beyond)) < rank:
+                low = bound
+        return low * self.unit_ns / 1e6, math.nan
 
 
 def knows(head: bytes) -> bool:
@@ -78,14 +105,23 @@ def histograms(path: Path) -> dict[str, Histogram]:
             amount, le = float(value), float(bound[1]) if bound is not None else math.nan
             if not math.isfinite(amount):
                 raise ValueError(value)
-        histogram = result.setdefault(name, Histogram(name, unit))
+        key = frozenset((label, text) for label, text in read_labels(labels).items() if label != "le")
+        series = result.setdefault(name, Histogram(name, unit)).series[key]
         if kind == "bucket" and bound is not None:
-            histogram.buckets[le] = histogram.buckets.get(le, 0.0) + amount
+            series.buckets[le] = amount
         elif kind == "sum":
-            histogram.total = amount + (0.0 if math.isnan(histogram.total) else histogram.total)
+            series.total = amount
         elif kind == "count":
-            histogram.count += amount
-    return {name: each for name, each in result.items() if each.buckets and each.count > 0}
+            series.counted = amount
+    for histogram in result.values():
+        histogram.series = {key: each for key, each in histogram.series.items() if each.buckets and each.count > 0}
+        for each in histogram.series.values():
+            counts = [each.buckets[bound] for bound in sorted(each.buckets)]
+            if counts != sorted(counts):
+                raise input_error(
+                    path, None, f"buckets of {histogram.name} that decrease", "cumulative counts", "scrape it again"
+                )
+    return {name: each for name, each in result.items() if each.series}
 
 
 def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
@@ -105,6 +141,9 @@ def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     latency["mean"] = whole.mean_ms
     percentile = 99.0 if options.percentile is None else options.percentile
     low, high = whole.bounds_ms(percentile / 100)
+    between = (
+        f"above {milliseconds(low)}" if math.isnan(high) else f"between {milliseconds(low)} and {milliseconds(high)}"
+    )
     return Diagnosis(
         workload=path.name.partition(".")[0] or path.name,
         device="",
@@ -114,8 +153,8 @@ def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
         stages_ms={name: _stage(each) for name, each in known.items() if each is not whole},
         verdict="inconclusive",
         sentence=(
-            f"{percentile_label(percentile)} of {whole.name} lies between {milliseconds(low)} and "
-            f"{milliseconds(high)}; a histogram does not identify slow requests, so no cause can be named."
+            f"{percentile_label(percentile)} of {whole.name} lies {between}; a histogram does not identify slow "
+            "requests, so no cause can be named."
         ),
         percentile=percentile,
         notes=("Percentiles are the upper bounds of their buckets; the intervals are the buckets.",),

@@ -484,6 +484,29 @@ def test_prometheus_histograms_allow_bounds_and_means(tmp_path: Path) -> None:
     assert document["requests"]["error"] is None
 
 
+def test_prometheus_histograms_with_other_bounds_scraped_twice(tmp_path: Path) -> None:
+    name = "request_latency_seconds"
+    first = [f'{name}_bucket{{route="/a",le="{le}"}} {n}' for le, n in (("0.1", 50), ("1", 90), ("+Inf", 90))]
+    last = [f'{name}_bucket{{route="/a",le="{le}"}} {n}' for le, n in (("0.1", 500), ("1", 900), ("+Inf", 900))]
+    other = [f'{name}_bucket{{route="/b",le="{le}"}} {n}' for le, n in (("0.5", 0), ("5", 100), ("+Inf", 100))]
+    lines = [*first, *last, *other, f'{name}_count{{route="/b"}} 10']  # the number is cut off
+    document = diagnose_recording(written(tmp_path, "\n".join(lines)), ReadOptions()).to_json()
+    assert document["requests"]["ok"] == 1000
+    assert document["latency_ci95_ms"]["p50"] == [0, 100] and document["latency_ci95_ms"]["p99"] == [500, 5000]
+
+
+@pytest.mark.parametrize(("counts", "words"), [((0, 90, 100), "lies above 1,000 ms"), ((95, 90, 100), "decrease")])
+def test_prometheus_histograms_without_a_bound_or_out_of_order(
+    counts: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    text = "".join(f'x_seconds_bucket{{le="{le}"}} {n}\n' for le, n in zip(("0.1", "1", "+Inf"), counts, strict=True))
+    if words == "decrease":
+        with pytest.raises(InputError, match=words):
+            diagnose_recording(written(tmp_path, text), ReadOptions())
+    else:
+        assert words in diagnose_recording(written(tmp_path, text), ReadOptions()).sentence
+
+
 NGINX = (
     '10.0.0.1 - bob [22/Nov/2026:10:00:0{0} +0100] "GET /v1/items/{0}?q=a HTTP/1.1" {1} 1024 "-" "curl/8 (x)" {2}\n'
 )
