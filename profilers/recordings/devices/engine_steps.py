@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -68,9 +69,9 @@ class _Table:
     steps: list[_Step]
     clocks: list[float]
 
-    def mean(self, part: str) -> float:
-        """Mean of a part over the steps, without the first, which the recording cuts off."""
-        steps = self.steps[1:] or self.steps
+    def mean(self, part: str, longest: float = math.inf) -> float:
+        """Mean of a part over the steps up to a length, without the first, which the recording cuts off."""
+        steps = [step for step in self.steps[1:] if step.length <= longest] or self.steps
         return float(np.mean([step.parts[part] for step in steps]))
 
 
@@ -152,7 +153,8 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
         slow = ~quiet & (lengths > lengths[quiet].max())
         if not slow.any():  # no step is slower than the reference: diagnose the slowest
             slow = ~quiet & (lengths >= lengths[~quiet].max())
-    usual = {part: reference.mean(part) for part, _, _ in _PARTS}
+    longest = float(np.median(lengths)) if alone else math.inf
+    usual = {part: reference.mean(part, longest) for part, _, _ in _PARTS}
     usual_length = float(lengths[quiet].mean())
     causes = dict(_causes_of(reference, table))
     single = len(steps) == 1

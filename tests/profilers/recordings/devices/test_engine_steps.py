@@ -65,6 +65,13 @@ def test_a_slower_device_gets_the_loss_of_the_step(tmp_path: Path) -> None:
     assert cause_ms(same, "gpu.slowdown") == pytest.approx(100, abs=1.5)
 
 
+def test_without_a_reference_slow_steps_are_compared_with_the_faster_half(tmp_path: Path) -> None:
+    slow = table(begin=1e9, length=1300e3, oncpu=1700e3).replace(",7,,", ",8,,").splitlines(keepends=True)
+    (tmp_path / "x.csv").write_text(table() + "".join(slow[1:41]))
+    result = diagnose_recording(tmp_path / "x.csv", ReadOptions())
+    assert result.verdict == "host.slowdown" and cause_ms(result, "host.slowdown") == pytest.approx(700, abs=3)
+
+
 def test_the_earlier_table_is_the_reference_unless_named(tmp_path: Path) -> None:
     (tmp_path / "normal_perf.csv").write_text(table(begin=2e9))
     (tmp_path / "abnormal_perf.csv").write_text(table(begin=1e9, length=1300e3, oncpu=2500e3))
