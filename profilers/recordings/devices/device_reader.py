@@ -15,15 +15,23 @@ from latfix.profilers.recordings.devices.device_trace import DeviceTrace
 from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace
 from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
 from latfix.profilers.recordings.devices.step_diagnosis import diagnose_steps
-from latfix.profilers.recordings.devices.step_ledger import Ledgers, StepLedger, price, shortest_of_ranks
+from latfix.profilers.recordings.devices.step_ledger import (
+    Ledgers,
+    StepLedger,
+    last_rank,
+    price,
+    shortest_of_ranks,
+)
 from latfix.profilers.recordings.devices.steps import find_steps
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.results.diagnosis import Diagnosis, Source
 
 #: Minimum lag of the device after a step, as a share of the step, for a note.
 _LAGS = 0.1
-#: Minimum share of the steps' time that launches waited for a full queue, for a note.
+#: Minimum share of the steps' time that launches waited for a full queue, or ranks for each other, for a note.
 _WORTH_NOTING = 0.01
+#: Share of the waiting for other ranks that was for one of them, for a note.
+_MOSTLY = 0.5
 
 
 def _read_kineto(recorded: Recorded, options: ReadOptions) -> Diagnosis:
@@ -50,7 +58,8 @@ NSYS = Reader(
 def _diagnosis(
     kind: str, recorded: Recorded, traces: Sequence[tuple[Recorded, DeviceTrace]], options: ReadOptions
 ) -> Diagnosis:
-    floors: Sequence[Ints | None] = shortest_of_ranks([trace for _, trace in traces]) or [None] * len(traces)
+    of_ranks = shortest_of_ranks([trace for _, trace in traces])
+    floors: Sequence[Ints | None] = of_ranks or [None] * len(traces)
     made: list[tuple[Ledgers, list[StepLedger], str]] = []
     for (file, trace), floor in zip(traces, floors, strict=True):
         found, chosen_by = find_steps(trace, options.step, file.path)
@@ -75,11 +84,22 @@ def _diagnosis(
         ),
         percentile=options.percentile,
         seed=options.seed,
-        notes=list(_notes(*made[0])),
+        notes=[*_notes(*made[0]), *(_note_on_ranks(traces, of_ranks, all_steps) if of_ranks else ())],
         evidence=_evidence(all_steps),
         fixes=({} if any(each.pageable for each in all_steps) else {COPY: ("transfer.overlap",)})
         | ({} if any(len(trace.device) for _, trace in traces) else {HOST: ("fuse.compile",)}),
     )
+
+
+def _note_on_ranks(
+    traces: Sequence[tuple[Recorded, DeviceTrace]], floors: Sequence[Ints], steps: Sequence[StepLedger]
+) -> Iterator[str]:
+    worst, waited, total = last_rank([trace for _, trace in traces], floors)
+    if total > _WORTH_NOTING * sum(each.length for each in steps) and waited > _MOSTLY * total:
+        yield (
+            f"{share(waited / total)} of the waiting in collectives ({from_ns(waited)}, over all ranks) was for "
+            f"{traces[worst][0].path.name}, the last to arrive: diagnose that file for the cause."
+        )
 
 
 def _set_growth(ledgers: Ledgers, steps: Sequence[StepLedger]) -> None:

@@ -147,6 +147,9 @@ def _members(text: _Text) -> Iterator[tuple[str, Any]]:
             yield from _events(text)
         else:
             yield key, text.value()
+    text.skip("}")
+    if text.peek():
+        raise ValueError("more after its end: several traces belong into a folder")
 
 
 def _events(text: _Text) -> Iterator[tuple[str, Any]]:

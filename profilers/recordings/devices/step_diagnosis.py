@@ -46,7 +46,7 @@ _HAPPENED: Mapping[str, str] = {
     "memory.allocator": "calls of the device's allocator",
     "cold.start": "first use (contexts, streams, kernels loaded at their first launch)",
     "cold.compile": "compilation",
-    "external.dependency": "the host waiting for something outside",
+    "external.dependency": "the host waiting for another thread or something outside",
     "python.gc": "the garbage collector",
     "input.size": "more work on the device (other kernels, or more of them)",
 }

@@ -202,6 +202,21 @@ def shortest_of_ranks(traces: Sequence[DeviceTrace]) -> list[Ints] | None:
     return lengths
 
 
+def last_rank(traces: Sequence[DeviceTrace], floors: Sequence[Ints]) -> tuple[int, int, int]:
+    """The rank that the others waited for most, and the nanoseconds of their waiting for it and for any.
+
+    :param floors: of :func:`shortest_of_ranks`.
+    """
+    rows = [np.flatnonzero(trace.device.kind == Device.COLLECTIVE) for trace in traces]
+    waits = np.stack([
+        (trace.device.end - trace.device.start - floor)[mine]
+        for trace, floor, mine in zip(traces, floors, rows, strict=True)
+    ])  # fmt: skip
+    waited = np.bincount(waits.argmin(axis=0), waits.sum(axis=0), len(traces))
+    worst = int(waited.argmax())
+    return worst, int(waited[worst]), int(waited.sum())
+
+
 def price(ledgers: Ledgers, quiet: Sequence[StepLedger]) -> dict[tuple[int, int], float]:
     """The median nanoseconds of each kernel in quiet steps, by its key."""
     device = ledgers.trace.device

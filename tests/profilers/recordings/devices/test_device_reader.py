@@ -144,6 +144,32 @@ def test_a_folder_of_traces_is_one_recording(tmp_path: Path) -> None:
     assert "Not read, another format: c.json.gz." in diagnosed(tmp_path).notes
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_the_rank_that_the_others_wait_for_is_named(late: bool, tmp_path: Path) -> None:
+    for rank in range(3):
+        made = HandMade()
+        for k in range(10):
+            begin, slow = 1000.0 * k, late and k == 4
+            length = 50 + (300 if slow and rank != 1 else 0)
+            made.step(f"step {k}", begin, begin + 60 + 300 * slow)
+            made.call("launch", begin, begin + 5, k)
+            made.work(k, begin + 55 + 300 * slow - length, begin + 55 + 300 * slow, name="ncclKernel_AllReduce")
+            made.call("sync", begin + 5, begin + 60 + 300 * slow)
+        made.write(tmp_path / f"rank{rank}.json")
+    result = diagnosed(tmp_path)
+    assert any("100 % of the waiting" in note and "rank1.json" in note for note in result.notes) is late
+    assert result.verdict == ("gpu.rank_wait" if late else "steady")
+
+
+def test_a_wait_for_another_thread_is_not_called_outside(tmp_path: Path) -> None:
+    made = HandMade()
+    for k in range(10):
+        made.step(f"step {k}", 1000 * k, 1000 * k + 900 * (k == 4) + 10)
+        made.code("threading.py(637): wait", 1000 * k, 1000 * k + 900 * (k == 4) + 5)
+    result = diagnosed(made.write(tmp_path / "t.json"))
+    assert result.verdict == "external.dependency" and "waiting for another thread or" in result.sentence
+
+
 def test_a_byte_order_mark_and_ends_before_begins(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(b"\xef\xbb\xbf" + whole().replace('"dur": 5', '"dur": -5', 1).encode())
@@ -175,6 +201,7 @@ def whole() -> str:
         ),
         (whole().replace('"name": "ProfilerStep#1"', '"name": null', 1).encode(), "the name None, which is no text"),
         (b'{"traceEvents": [' + b"[" * 100_000, ""),
+        (2 * whole().encode(), "more after its end: several traces belong into a folder"),
     ],
 )
 def test_damaged_traces_are_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
