@@ -255,12 +255,16 @@ def _verdict(
     top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
     reference_ms = accounts.reference_ns / 1e6
     # The percentile may be the fastest of the slow requests: with a cause, their mean counts.
-    slow_ms = at_ms if top is None else max(at_ms, reference_ms + excess_ms)
+    mean_ms = reference_ms + excess_ms
+    slow_ms = at_ms if top is None else max(at_ms, mean_ms)
     close = slow_ms - p50_ms <= _HARDLY_ABOVE * p50_ms
     # Similar latencies may still all be late, as in a queue that never empties.
     if close and (top is None or p50_ms <= _MOSTLY_WAITING * reference_ms):
         carried = f"; all include {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
-        return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
+        longer = "slow requests take hardly longer than typical ones"
+        if mean_ms - p50_ms > _HARDLY_ABOVE * p50_ms:
+            longer = f"although the requests beyond take {milliseconds(mean_ms)} in the mean"
+        return "steady", f"{opening}: steady, {longer}{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, min(_NOISE_MS, _OF_FAST * p50_ms)):
         known = f" Of the known part, {describe_part(words[top.cause], top, excess_ms)}." if top else ""
         return "inconclusive", (

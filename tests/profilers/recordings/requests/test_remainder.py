@@ -63,3 +63,11 @@ def test_the_slow_server_of_four_is_in_the_answer(tmp_path: Path, column: str) -
     lines = diagnosis_answer(diagnose_recording(path, ReadOptions())).lines
     line = next(line.words for line in lines if line.label == "unexplained")
     assert "100 % of the slowest have the server '10.0.0.2' (25.0 % of all requests)" in line
+
+
+def test_a_steady_percentile_does_not_hide_longer_requests_beyond_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{k},{300 if k % 50 == 7 else 10 + k % 3 / 10}" for k in range(600)]
+    path.write_text("\n".join(["arrival_s,latency_ms", *rows]))
+    sentence = diagnose_recording(path, ReadOptions()).sentence
+    assert "p95" in sentence and "steady, although the requests beyond take" in sentence
