@@ -217,8 +217,15 @@ def test_operations_of_different_lengths_do_not_hide_a_rare_slowdown() -> None:
         begin, at = 1_000 + 400 * request, 1.0
         for name, takes in (("get", 0.2), ("scan", 5.0), ("sum", 5.0), ("put", 0.2), ("list", 30.0)):
             end = at + takes * rng.lognormal(0, 0.1) * (20 if name == "scan" and request % 25 == 3 else 1)
-            times = {"start_ns": round((begin + at) * MS), "end_ns": round((begin + end) * MS)}
-            rows.add(trace=f"t{request}", span=name, parent="root", service="db", operation=name, **times)
+            rows.add(
+                trace=f"t{request}",
+                span=name,
+                parent="root",
+                service="db",
+                operation=name,
+                start_ns=round((begin + at) * MS),
+                end_ns=round((begin + end) * MS),
+            )
             at = end
         add(rows, request, "root", "", "api", begin, begin + at + 1)
     assert diagnosed(rows.table()).verdict == "service.db"
