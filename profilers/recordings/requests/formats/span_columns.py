@@ -21,6 +21,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.errors import input_error
+from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, opened, recorded_at
 from latfix.profilers.recordings.requests.spans.span_table import SpanRows, SpanTable
 from latfix.profilers.recordings.requests.text_source import (
@@ -184,7 +185,7 @@ def _objects(path: Path) -> Any:
         spans = [flat(span) for each in entries for span in (each if isinstance(each, list) else [each])]
     wanted = _columns(dict.fromkeys(name for span in spans for name in span)).values()
     texts = {name: ["" if (value := span.get(name)) is None else str(value) for span in spans] for name in wanted}
-    return pd.DataFrame(texts, dtype=str)
+    return pd.DataFrame(texts, dtype=object)  # Arrow's texts hold no half of a surrogate pair
 
 
 def _columns(names: Iterable[str]) -> dict[str, str]:
@@ -214,14 +215,14 @@ def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple
     if numbers.isna().mean() > 0.5:  # dates
         result = []
         for line, text in enumerate(column, 2):
-            with entry_of(path, f"{text!r} in {name!r}", "a number, or a date in ISO 8601", line):
+            with entry_of(path, f"{shown(text, 40)} in {name!r}", "a number, or a date in ISO 8601", line):
                 result.append(instant_ns(text))
         return np.array(result, np.int64), 1
     named = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name)
     unit = named or unit or int(epoch_units(numbers.median()))
     bad = np.flatnonzero(~(np.abs(numbers.to_numpy(np.float64)) <= LATEST_NS // unit))
     if len(bad):
-        where = f"{column.iloc[int(bad[0])]!r} in {name!r}"
+        where = f"{shown(column.iloc[int(bad[0])], 40)} in {name!r}"
         raise input_error(path, int(bad[0]) + 2, where, "a number", "the file may be cut off; record it again")
     if numbers.dtype.kind == "i":
         return numbers.to_numpy(np.int64) * unit, unit

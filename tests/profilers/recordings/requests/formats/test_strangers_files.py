@@ -401,6 +401,18 @@ def test_one_wrong_time_does_not_change_the_unit_of_all(tmp_path: Path) -> None:
         span_columns.read(written(tmp_path, text))
 
 
+def test_spans_with_half_of_a_surrogate_pair_and_a_very_long_number(tmp_path: Path) -> None:
+    span = {"traceId": "a", "id": "b", "name": "GET \ud83d", "timestamp": 1_763_000_000_000_000, "duration": 5_000}
+    span |= {"localEndpoint": {"serviceName": "api"}, "parentId": None}
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps([[span]]))
+    assert diagnose_recording(path, ReadOptions()).latency_ms["max"] == 5
+    path.write_text(json.dumps([[span | {"timestamp": "9" * 5000}]]))
+    with pytest.raises(InputError) as caught:
+        diagnose_recording(path, ReadOptions())
+    assert len(caught.value.message) < 400
+
+
 def test_a_part_needs_a_unit_and_a_status_a_column(tmp_path: Path) -> None:
     text = "ts,latency_ms,wait,code\n1763800000,5,2,200\n"
     with pytest.raises(InputError, match=r"queue 'wait' without a unit.*--map queue_ms=wait"):
