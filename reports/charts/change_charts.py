@@ -32,8 +32,7 @@ def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, Severity]], *, key:
     if not shown:
         return None
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         position = np.arange(len(shown))[::-1]
         axes.set_xscale("log")
         axes.axvline(1, color=INK["ink"], linewidth=1)
@@ -73,8 +72,7 @@ def waterfall(name: str, shares: Sequence[Share], key: str = "p99") -> Markup | 
     if not all(math.isfinite(value) for share in shares for value in (share.before_ms, share.after_ms)):
         return None
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         position = np.arange(len(shares) + 2)[::-1]
         for y, role, value in (
             (position[0], "before", shares[0].before_ms),
@@ -103,8 +101,7 @@ def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:
     :param key: label of the percentile.
     """
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         for row in rows:
             value = row.ratio.value if row.is_replayed else row.predicted
             if not value or not row.compute:
@@ -133,8 +130,7 @@ def predicted_against_measured(name: str, rows: Sequence[FrontRow], key: str) ->
     if not both:
         return None
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         points = [value for row in both for value in (row.predicted or 1.0, row.ratio.value or 1.0)]
         low, high = min(*points, 1.0) / 1.5, max(*points, 1.0) * 1.5
         axes.plot((low, high), (low, high), color=INK["muted"], linewidth=1, linestyle="--")

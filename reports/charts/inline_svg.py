@@ -10,8 +10,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
@@ -102,36 +101,28 @@ def load_matplotlib() -> None:
             os.environ["MPLBACKEND"] = backend
 
 
-@contextmanager
-def drawing_style() -> Iterator[None]:
-    """Context with the settings for making and saving figures; restores the caller's settings."""
+def draw(
+    name: str,
+    label: str,
+    height: float,
+    rows: int,
+    plot: Callable[..., None],
+    *,
+    height_ratios: list[float] | None = None,
+) -> Markup:
+    """SVG of ``rows`` stacked panels, which ``plot`` draws, given the axes of each; ``height`` in inches."""
     load_matplotlib()
     import matplotlib
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         # The browser's fonts have the glyphs that the measuring font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        yield
-
-
-def draw(
-    name: str,
-    label: str,
-    height: float,
-    rows: int,
-    plot: Callable[[list[Axes]], None],
-    *,
-    height_ratios: list[float] | None = None,
-) -> Markup:
-    """SVG of ``rows`` stacked panels, drawn by ``plot``; ``height`` in inches."""
-    with drawing_style():
-        from matplotlib.figure import Figure
-
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.subplots(rows, 1, sharex=rows > 1, height_ratios=height_ratios)
-        plot(list(np.atleast_1d(axes)))
+        plot(*np.atleast_1d(axes))
         return inline_svg(figure, name=name, label=label)
 
 

@@ -60,7 +60,7 @@ def _latency_axis(axes: Axes, values: Floats) -> None:
 def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Markup:
     """Requests as dots by scheduled arrival, with p50 and p99 of each window; a panel for each arm."""
 
-    def plot(panels: list[Axes]) -> None:
+    def plot(*panels: Axes) -> None:
         together = np.concatenate([arm.points.latency_ms for arm in arms])
         for axes, arm in zip(panels, arms, strict=True):
             _scatter(axes, arm)
@@ -113,8 +113,7 @@ def percentile_curves(name: str, arms: Sequence[tuple[str, str, Curve]]) -> Mark
     """
     arms = [arm for arm in arms if len(arm[2][0])]
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         for label, role, (slower, latency_ms, _) in arms:
             axes.plot(slower, latency_ms, color=INK[role], linewidth=2.2, label=visible(label, limit=LABEL))
         axes.set_xscale("log")
@@ -145,8 +144,7 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
     """
     used = [k for k in range(len(STAGES)) if any(values[k] > 0 for _, values in groups)]
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         position = np.arange(len(groups))[::-1]
         left = np.zeros(len(groups))
         for k in used:
@@ -175,8 +173,7 @@ def cause_waterfall(
     """
     total = reference_ms + sum(row.tail_ms for row in rows)
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         position = np.arange(len(rows) + 2)[::-1]
         longest = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=1.0)
         now, reached = reference_ms, total
@@ -229,7 +226,7 @@ def traffic_over_time(
     """Arrivals a second; below it requests inside the service, in its queue, and in a batch, if known."""
     known = [pair for pair in (("in the queue", queue), ("in a batch", batches)) if len(pair[1][0])]
 
-    def plot(panels: list[Axes]) -> None:
+    def plot(*panels: Axes) -> None:
         top, bottom, *others = panels
         _steps(top, *rate, color=INK["before"], label="arrivals", fill=True)
         top.set_ylabel("arrivals, 1/s")
@@ -263,7 +260,7 @@ def causes_over_time(
     rows = [(cause, "own", [(a, b - a) for a, b in activity.intervals_s]) for cause, activity in active]
     rows += [(f"event: {kind}", "muted", list(spans)) for kind, spans in events.items()]
 
-    def plot(panels: list[Axes]) -> None:
+    def plot(*panels: Axes) -> None:
         _stack_causes(panels[0], windows, causes)
         if rows:
             axes = panels[1]
@@ -316,7 +313,7 @@ def machine_over_time(name: str, panels: Mapping[str, Sequence[tuple[str, Floats
     :param panels: by axis, lines as label, seconds and values.
     """
 
-    def plot(drawn: list[Axes]) -> None:
+    def plot(*drawn: Axes) -> None:
         for axes, (axis, lines) in zip(drawn, panels.items(), strict=True):
             for k, (label, seconds, values) in enumerate(lines):
                 axes.plot(seconds, values, color=INK[f"stage-{(k + 1) % 8}"], linewidth=1.6, label=label)

@@ -55,8 +55,8 @@ def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> N
 def latency_over_load(name: str, rows: SweepRows) -> Markup:
     """The objective's percentile by offered load: replays with intervals, predictions, and the limit."""
 
-    def plot(panels: list[Axes]) -> None:
-        axes, values = panels[0], []
+    def plot(axes: Axes) -> None:
+        values: list[float] = []
         for setting, color, label in _replayed(rows):
             some = [point for point in setting.points if point.objective.percentile_ms is not None]
             x = [point.offered_rps for point in some]
@@ -115,8 +115,7 @@ def _predictions(axes: Axes, setting: SettingRow, color: str) -> None:
 def throughput_over_load(name: str, rows: SweepRows) -> Markup:
     """Requests served and busy workers, by offered load."""
 
-    def plot(panels: list[Axes]) -> None:
-        top, bottom = panels
+    def plot(top: Axes, bottom: Axes) -> None:
         offered = [point.offered_rps for setting in rows.settings for point in setting.points]
         reach = max(offered, default=1.0)
         top.plot((0, reach), (0, reach), color=INK["muted"], linewidth=1, linestyle=":", label="everything offered")
@@ -142,8 +141,8 @@ def throughput_over_load(name: str, rows: SweepRows) -> Markup:
 def front(name: str, rows: SweepRows) -> Markup:
     """Every load of every setting by throughput and percentile, and the Pareto front."""
 
-    def plot(panels: list[Axes]) -> None:
-        axes, values = panels[0], []
+    def plot(axes: Axes) -> None:
+        values: list[float] = []
         for setting, color, label in _replayed(rows):
             some = [p for p in setting.points if p.objective.percentile_ms is not None and not p.saturated]
             values += [_percentile(point) for point in some]
@@ -175,8 +174,7 @@ def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
         return None
     some.sort(key=lambda each: float(each[0].values.get("max_batch_size") or 0))
 
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
+    def plot(axes: Axes) -> None:
         served = [found.most_achieved_rps or 0.0 for found, _ in some]
         axes.plot(served, [memory for _, memory in some], color=INK["muted"], linewidth=1, linestyle=":")
         for place, (found, memory) in enumerate(some):
@@ -196,8 +194,7 @@ def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
 def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:
     """Mean wait and percentile over load: measured, and by each model."""
 
-    def plot(panels: list[Axes]) -> None:
-        waits, tails = panels
+    def plot(waits: Axes, tails: Axes) -> None:
         _compared(waits, setting, [p.wait_ms.get("mean") for p in setting.points], wait_ms)
         _compared(tails, setting, [p.objective.percentile_ms for p in setting.points], predicted_ms)
         waits.set_ylabel("mean wait, ms")
