@@ -15,16 +15,11 @@ _CAPABILITIES = ("securityContext", "capabilities", "add")
 _STATIC = "exclusive cores need whole CPUs with requests equal to limits, and a node with cpuManagerPolicy: static"
 
 
-def _both(resource: str, amount: str) -> Iterator[Put]:
-    for side in ("requests", "limits"):
-        yield Put(("resources", side, resource), amount)
-
-
 def _cores(_value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     """One CPU for each thread of each worker, if the plan sets both."""
     workers, threads = int(settings.get("workers", 1)), int(settings.get("intra_op_threads", 0))
     if threads:
-        yield from _both("cpu", str(workers * threads))
+        yield from (Put(("resources", side, "cpu"), str(workers * threads)) for side in ("requests", "limits"))
     elif workers > 1:
         yield "set the number of CPUs yourself: the plan does not set intra_op_threads"
 
