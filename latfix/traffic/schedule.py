@@ -81,6 +81,20 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
+    def rows(self, indices: Ints) -> Traffic:
+        """The requests at ``indices``, in that order."""
+        positions = indices.tolist()
+        return Traffic(
+            arrival_ns=self.arrival_ns[indices],
+            ids=[self.ids[index] for index in positions],
+            priority=self.priority[indices],
+            sessions=[self.sessions[index] for index in positions],
+            deadline_ms=self.deadline_ms[indices],
+            features={name: column[indices] for name, column in self.features.items()},
+            payloads=[self.payloads[index] for index in positions],
+            metadata=self.metadata,
+        )
+
     @property
     def duration_s(self) -> float:
         """Seconds from the start of the traffic to the last arrival."""

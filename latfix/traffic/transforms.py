@@ -76,7 +76,7 @@ def slice_time(traffic: Traffic, start_s: float = 0.0, end_s: float | None = Non
             f"slice: found no request between {start_s:g} and {end:g} s; "
             f"expected bounds within the traffic's 0 to {traffic.duration_s:g} s"
         )
-    taken = _take(traffic, np.arange(first, last))
+    taken = traffic.rows(np.arange(first, last))
     taken = replace(taken, arrival_ns=taken.arrival_ns - start_ns)
     return _noted(taken, "slice_time", start_s=start_s, end_s=end_s)
 
@@ -88,7 +88,7 @@ def limit(traffic: Traffic, n: int) -> Traffic:
     """
     if n < 1:
         raise InputError(f"limit: found {n}; expected 1 or more requests")
-    return _noted(_take(traffic, np.arange(min(n, len(traffic)))), "limit", n=n)
+    return _noted(traffic.rows(np.arange(min(n, len(traffic)))), "limit", n=n)
 
 
 def cap_gaps(traffic: Traffic, seconds: float) -> Traffic:
@@ -124,7 +124,7 @@ def repeat(traffic: Traffic, times: int) -> Traffic:
     _check_duration((int(traffic.arrival_ns[-1]) + (times - 1) * (span + gap)) / NS_PER_S, f"repeat {times}")
     copies = np.repeat(np.arange(times), count)
     indices = np.tile(np.arange(count), times)
-    repeated = _take(traffic, indices)
+    repeated = traffic.rows(indices)
     repeated = replace(
         repeated,
         arrival_ns=repeated.arrival_ns + copies * (span + gap),
@@ -159,7 +159,7 @@ def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffi
     whole, rest = divmod(wanted, count)
     drawn = np.sort(random.choice(count, size=rest, replace=False))
     if whole == 0:
-        downsampled = _take(traffic, drawn)
+        downsampled = traffic.rows(drawn)
         return _noted(downsampled, "resample_rate", rate_factor=rate_factor, seed=seed)
     indices = np.concatenate([np.tile(np.arange(count), whole), drawn])
     copies = np.concatenate([np.repeat(np.arange(whole), count), np.full(rest, whole)])
@@ -170,23 +170,9 @@ def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffi
     moved = low + np.floor(random.random(len(indices)) * (high - low)).astype(np.int64)
     arrival = np.where(extra, moved, arrival)
     order = np.lexsort((indices, arrival))
-    denser = _take(traffic, indices[order])
+    denser = traffic.rows(indices[order])
     denser = replace(denser, arrival_ns=arrival[order], ids=_copied_ids(denser.ids, copies[order], "+", first=1))
     return _noted(denser, "resample_rate", rate_factor=rate_factor, seed=seed)
-
-
-def _take(traffic: Traffic, indices: Ints) -> Traffic:
-    positions = indices.tolist()
-    return Traffic(
-        arrival_ns=traffic.arrival_ns[indices],
-        ids=[traffic.ids[index] for index in positions],
-        priority=traffic.priority[indices],
-        sessions=[traffic.sessions[index] for index in positions],
-        deadline_ms=traffic.deadline_ms[indices],
-        features={name: column[indices] for name, column in traffic.features.items()},
-        payloads=[traffic.payloads[index] for index in positions],
-        metadata=traffic.metadata,
-    )
 
 
 def _copied_ids(ids: list[str], copies: Ints, mark: str, first: int = 2) -> list[str]:

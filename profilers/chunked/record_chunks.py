@@ -131,7 +131,7 @@ class WholeRecord:
             batches=kept(whole.batches, np.isin(whole.batches["batch_id"], requests["batch_id"])),
             events=kept(whole.events, inside),
             samples=with_opening(kept(whole.samples, near), self._opening),
-            traffic=_part_of(whole.traffic, low, high),
+            traffic=replace(whole.traffic.rows(np.arange(low, high)), payloads=[None] * (high - low)),
             first_index=low + whole.first_index,
             begins=whole.begins and first == 0,
         )
@@ -148,20 +148,6 @@ class WholeRecord:
 
     def notes(self) -> Columns:
         return notes_of(self._record.events)
-
-
-def _part_of(traffic: Traffic, first: int, last: int) -> Traffic:
-    """Requests ``first`` up to ``last`` of a schedule, without payloads."""
-    return replace(
-        traffic,
-        arrival_ns=traffic.arrival_ns[first:last],
-        ids=traffic.ids[first:last],
-        priority=traffic.priority[first:last],
-        sessions=traffic.sessions[first:last],
-        deadline_ms=traffic.deadline_ms[first:last],
-        features={name: values[first:last] for name, values in traffic.features.items()},
-        payloads=[None] * max(last - first, 0),
-    )
 
 
 def sample_of(source: RecordSource, chunks: Sequence[Chunk], stretches: int, rows: int) -> RunRecord:
