@@ -281,6 +281,11 @@ def shown(value: object, limit: int = 60) -> str:
     return clipped(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value), limit)
 
 
+def listed(items: Sequence[str]) -> str:
+    """One or more items as ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """``did you mean 'known'?`` with the nearest known word; ``otherwise`` if none is near."""
     import difflib

@@ -16,7 +16,7 @@ from latfix.capacity.load_crossing import LoadErrors, quantiles
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.files.json_documents import Document
-from latfix.formatting import percent, rate, significant
+from latfix.formatting import listed, percent, rate, significant
 
 Status = Literal["found", "above", "below", "undecided"]
 #: An interval; an end that was not measured is ``None``.
@@ -160,7 +160,7 @@ def _largest(
     why_none: str,
 ) -> LargestLoad:
     crossings = quantiles(draws)
-    middle, lo, hi = (_rps(each, recorded) for each in crossings)
+    middle, lo, hi = (recorded * math.exp(each) if math.isfinite(each) else None for each in crossings)
     status: Status = "undecided"
     none = max(crossings) == -math.inf
     if none:
@@ -175,9 +175,8 @@ def _largest(
         status = "above"
     elif lo is None and hi is not None and hi <= loads[0] * recorded * (1 + 1e-3):
         status = "below"
-    shown = [significant(load * recorded) for load in loads]
-    listed = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-    reason = f"replayed at {listed}/s; other loads are simulated, {seen}"
+    shown = listed([significant(load * recorded) for load in loads])
+    reason = f"replayed at {shown}/s; other loads are simulated, {seen}"
     if none:
         reason += f"; {why_none}"
     elif status == "undecided":
@@ -222,10 +221,6 @@ def _predicted(errors: LoadErrors, load: float, recorded: float, answer: LoadAns
         ci95_ms=(lo, hi),
         meets=answer.meets(load * recorded),
     )
-
-
-def _rps(log_load: float, recorded: float) -> float | None:
-    return recorded * math.exp(log_load) if math.isfinite(log_load) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.formatting import share, significant
+from latfix.formatting import listed, share, significant
 from latfix.results.diagnosis import Activity
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 from latfix.traffic.periodicity import find_period
@@ -91,7 +91,7 @@ def _few_moments(times: Floats, cost_ns: Floats, start_s: float, end_s: float) -
         return None
     top = top[cost_ns[top] >= 0.05 * float(cost_ns.max())]
     intervals = tuple((float(times[k]), float(times[k] + cost_ns[k] / 1e9)) for k in top)
-    at = _joined([_seconds(a, end_s - start_s) for a, _ in intervals])
+    at = listed([_seconds(a, end_s - start_s) for a, _ in intervals])
     often = "once" if len(top) == 1 else f"{len(top)} times"
     return Activity(throughout=False, intervals_s=intervals, text=f"{often}, at {at} s")
 
@@ -146,11 +146,7 @@ def _rhythm(times: Floats, struck: Bools, cost_ns: Floats) -> tuple[float, float
 
 
 def _listed(intervals: Spans, length: float) -> str:
-    return _joined([f"{_seconds(a, length)}–{_seconds(b, length)}" for a, b in intervals])
-
-
-def _joined(items: list[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    return listed([f"{_seconds(a, length)}–{_seconds(b, length)}" for a, b in intervals])
 
 
 def _seconds(value: float, length: float) -> str:

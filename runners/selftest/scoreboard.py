@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import percent
+from latfix.formatting import listed, percent
 from latfix.results.selftest_scoreboard import CaseScore, CauseScore, Measure, Scoreboard, Share
 
 TOP1, TOP1_MIXED, TOP1_WEAK, PRECISION, RECALL = 0.95, 0.90, 0.85, 0.95, 0.90
@@ -184,15 +184,11 @@ def sentence(
         else f"it misses {missed} of {len(judged)} bars",
     ]
     if weak := weak_causes(causes):
-        parts.append(f"it is weak at {_listed(weak)}")
+        parts.append(f"it is weak at {listed(weak)}")
     if unfounded := unfounded_causes(causes):
-        parts.append(f"it often names {_listed(unfounded)} without reason")
+        parts.append(f"it often names {listed(unfounded)} without reason")
     if neighbors is not None and neighbors > _NOISY:
         parts.append(
             f"other programs used {percent(neighbors)} of the cores, so repeat it on a quieter machine if you can"
         )
     return "; ".join(parts) + "."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
