@@ -19,21 +19,14 @@ _Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFile:
-    """One file with its usual name."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Export:
     """The files of a server.
 
+    :param files: their texts by their usual names.
     :param notes: settings that the files do not cover, one per line; also comments in the files.
     """
 
-    files: tuple[ServerFile, ...]
+    files: Mapping[str, str]
     notes: tuple[str, ...]
 
 
@@ -63,7 +56,7 @@ def export(target: str, plan: Plan, environment: Mapping[str, str]) -> Export:
     head += ["Measured in latfix's own engine; measure again in this server.", *notes]
     comments = "".join(f"{toml_comment(line.removeprefix('# '))}\n" for line in head)
     texts = server.texts(document, plan, environment)
-    return Export(tuple(ServerFile(name, comments + text) for name, text in texts.items()), tuple(notes))
+    return Export({name: comments + text for name, text in texts.items()}, tuple(notes))
 
 
 def _torchserve(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:

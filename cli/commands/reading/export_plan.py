@@ -35,13 +35,13 @@ def export_plan(
     result = export(target, decided, environment)
     several = len(result.files) > 1
     if out is None:
-        parts = [f"# ---- {file.name} ----\n{file.text}" if several else file.text for file in result.files]
+        parts = [f"# ---- {name} ----\n{text}" if several else text for name, text in result.files.items()]
         typer.echo("\n".join(parts), nl=False)
     else:
         in_folder = several or out.is_dir()
-        for file in result.files:
-            where = out / file.name if in_folder else out
-            _write(where, file.text)
+        for name, text in result.files.items():
+            where = out / name if in_folder else out
+            _write(where, text)
             typer.echo(f"wrote {where}")
     for note in result.notes:
         typer.echo(note, err=out is None)

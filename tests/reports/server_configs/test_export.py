@@ -52,7 +52,7 @@ def exported(target: str, settings: Mapping[str, Any], workload: str = "ranker")
 
 def parsed(target: str, settings: Mapping[str, Any], workload: str = "ranker") -> Any:
     """The only file of a server, or both of TorchServe's."""
-    found = [PARSERS[file.name](file.text) for file in exported(target, settings, workload).files]
+    found = [PARSERS[name](text) for name, text in exported(target, settings, workload).files.items()]
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -151,9 +151,9 @@ def test_every_setting_has_a_line_for_every_server() -> None:
 def test_a_changed_setting_is_written_or_reported(target: str, name: str) -> None:
     needs = {"devices": {"device": "cuda"}, "pin": {}}.get(name, {})
     bare, found = exported(target, needs), exported(target, {**needs, name: EVERYTHING[name]})
-    written = [PARSERS[file.name](file.text) for file in found.files]
-    assert found.notes or written != [PARSERS[file.name](file.text) for file in bare.files]
-    assert all(f"# {note}\n" in file.text for note in found.notes for file in found.files)
+    written = [PARSERS[name](text) for name, text in found.files.items()]
+    assert found.notes or written != [PARSERS[name](text) for name, text in bare.files.items()]
+    assert all(f"# {note}\n" in text for note in found.notes for text in found.files.values())
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -271,11 +271,12 @@ def test_replicas_that_share_a_gpu_ask_for_a_part_of_it(order: tuple[str, ...]) 
 
 def test_a_small_number_is_not_a_text_in_yaml() -> None:
     """YAML 1.1 needs a point in a number with an exponent."""
-    assert "batch_wait_timeout_s: 0.00005\n" in exported("rayserve", {"batch_window_ms": 0.05}).files[0].text
+    (text,) = exported("rayserve", {"batch_window_ms": 0.05}).files.values()
+    assert "batch_wait_timeout_s: 0.00005\n" in text
 
 
 def test_a_variable_that_yaml_takes_for_a_truth_value_is_quoted() -> None:
-    assert '  "NO": "1"\n' in exported("rayserve", {"env": {"NO": "1"}}).files[0].text
+    assert '  "NO": "1"\n' in exported("rayserve", {"env": {"NO": "1"}}).files["serve_config.yaml"]
 
 
 def test_env() -> None:
