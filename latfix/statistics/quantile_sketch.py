@@ -53,17 +53,15 @@ class LogHistogram:
 
     def value_at(self, rank: float) -> float:
         """The value at a rank counted from 0, spread evenly within its bin."""
-        running = np.cumsum(self.counts)
-        bin_ = min(int(np.searchsorted(running, rank, side="right")), _BINS - 1)
+        bin_, within = self.bin_of(rank)
         low, high = _edges(bin_)
-        inside = max(int(self.counts[bin_]), 1)
-        share = (rank - (int(running[bin_]) - inside) + 0.5) / inside
+        share = (within + 0.5) / max(int(self.counts[bin_]), 1)
         return low + (high - low) * min(max(share, 0.0), 1.0)
 
-    def bin_of(self, rank: int) -> tuple[int, int]:
+    def bin_of(self, rank: float) -> tuple[int, float]:
         """The bin that holds a rank counted from 0, and the rank within the bin."""
         running = np.cumsum(self.counts)
-        bin_ = int(np.searchsorted(running, rank, side="right"))
+        bin_ = min(int(np.searchsorted(running, rank, side="right")), _BINS - 1)
         return bin_, rank - (int(running[bin_]) - int(self.counts[bin_]))
 
 
@@ -140,7 +138,7 @@ class ExactPercentiles:
             result[q] = at[low] + (at.get(low + 1, at[low]) - at[low]) * (place - low)
         return result
 
-    def _value(self, bin_: int, within: int) -> float:
+    def _value(self, bin_: int, within: float) -> float:
         first, step, _ = _ladder(bin_)
         at = int(np.searchsorted(np.cumsum(self._inside[bin_]), within, side="right"))
         return float(first + at * step)

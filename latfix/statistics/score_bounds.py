@@ -109,8 +109,7 @@ class Rounds:
 
     def log_ratios(self, q: float | None) -> Floats:
         """The same of each round, ``(rounds,)``."""
-        base = [_part(self.base, self.base_rounds, k) for k in range(self.count)]
-        return log_ratios(base, [_part(self.new, self.new_rounds, k) for k in range(self.count)], q)
+        return log_ratios(np.split(self.base, self.base_rounds[1:]), np.split(self.new, self.new_rounds[1:]), q)
 
     def score(self, q: float | None, shift: float) -> float:
         """How much larger the new arm's scores are, as a normal deviate; at most the root of the number of blocks.
@@ -317,8 +316,3 @@ def _block_starts(lengths: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[
         for start, length, block in zip(_starts(lengths).tolist(), lengths, blocks, strict=True)
     ]
     return np.concatenate(parts).astype(np.intp)
-
-
-def _part(series: Floats, starts: npt.NDArray[np.intp], k: int) -> Floats:
-    end = starts[k + 1] if k + 1 < len(starts) else len(series)
-    return series[starts[k] : end]
