@@ -83,12 +83,9 @@ def _feature_column(table: RawTable, name: str, values: Sequence[Any], kind: str
         return [None] * len(values)
     if table.container == "csv":
         return _cell_column(table, name, values, kind)
-    column = convert(values, _parquet_feature if table.container == "parquet" else feature, None, table, name)
-    return _one_kind(table, name, column)
-
-
-def _parquet_feature(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else feature(value)
+    if table.container == "parquet":  # NaN is an absent number
+        values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+    return _one_kind(table, name, convert(values, feature, None, table, name))
 
 
 def _one_kind(table: RawTable, name: str, column: FeatureColumn) -> FeatureColumn:
@@ -109,10 +106,10 @@ def _one_kind(table: RawTable, name: str, column: FeatureColumn) -> FeatureColum
 
 def _cell_column(table: RawTable, name: str, cells: Sequence[Any], kind: str | None) -> FeatureColumn:
     """A column of CSV, which has no types: numbers if every cell that is not blank is one, else texts."""
-    texts = convert(cells, _cell_text, None, table, name)
+    texts = convert(cells, lambda cell: None if cell is None else clean_text(cell), None, table, name)
     if kind == "text":
         return texts
-    numbers = convert(texts, _cell_number, None, table, name)
+    numbers = convert(texts, lambda cell: None if cell is None else cell_feature(cell), None, table, name)
     bad = [
         (line, text)
         for line, text, number in zip(table.lines, texts, numbers, strict=True)
@@ -127,14 +124,6 @@ def _cell_column(table: RawTable, name: str, cells: Sequence[Any], kind: str | N
     return numbers
 
 
-def _cell_text(cell: Any) -> str | None:
-    return None if cell is None else clean_text(cell)
-
-
-def _cell_number(cell: str | None) -> int | float | None:
-    return None if cell is None else cell_feature(cell)
-
-
 def _payloads(table: RawTable) -> list[Any]:
     if table.json_payload:
         return table.convert("payload", _json_text, None)
@@ -143,7 +132,6 @@ def _payloads(table: RawTable) -> list[Any]:
 
 def _json_text(value: Any) -> Any:
     """The JSON value of a payload's text; nested Parquet values are accepted if JSON has them."""
-    expected = "JSON text"
     if value is None:
         return None
     text = value if isinstance(value, str) else _dumped(value)
@@ -151,7 +139,7 @@ def _json_text(value: Any) -> Any:
         payload = json.loads(text, parse_constant=refuse_constant)
         json.dumps(payload, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise Unreadable(shown(text), expected, 'a bare text is written "in double quotes"') from error
+        raise Unreadable(shown(text), "JSON text", 'a bare text is written "in double quotes"') from error
     return payload
 
 
