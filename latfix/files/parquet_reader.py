@@ -86,19 +86,16 @@ class ParquetRows:
 
         parts = []
         for k in range(len(self.bounds) - 1):
-            least, largest = self._range(k, name)
+            least, largest = self.range_of(k, name)
             if largest >= low and least <= high:
                 parts.append(self.group(k))
         return pa.concat_tables(parts) if parts else self._nothing()
 
-    def least(self, k: int, name: str) -> int:
-        """The smallest value of a whole-number column in a row group."""
-        return self._range(k, name)[0]
-
     def _nothing(self) -> Any:
         return self._file.schema_arrow.empty_table().select(self.read)
 
-    def _range(self, k: int, name: str) -> tuple[int, int]:
+    def range_of(self, k: int, name: str) -> tuple[int, int]:
+        """The smallest and the largest value of a whole-number column in a row group."""
         column = self._file.metadata.row_group(k).column(self.names.index(name))
         known = column.statistics
         if known is not None and known.has_min_max:

@@ -198,7 +198,7 @@ class RecordFile:
     def _events_in(self, begin: int, end: int) -> Columns:
         lasting = [k for k, latest in enumerate(self._event_ends) if latest > begin]
         first = int(self._events.bounds[lasting[0]]) if lasting else len(self._events)
-        groups = [k for k in lasting if self._events.least(k, "t_ns") < end]
+        groups = [k for k in lasting if self._events.range_of(k, "t_ns")[0] < end]
         last = int(self._events.bounds[groups[-1] + 1]) if groups else first
         found = _plain(self._events, self._events.rows(first, last), EVENT_FIELDS)
         inside = (found["t_ns"] < end) & (found["t_ns"] + found["duration_ns"] > begin)
