@@ -1,4 +1,4 @@
-"""Types of NumPy columns, and their ranks."""
+"""Types of NumPy columns, ranks and places in them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def ranks(series: Floats | Ints) -> Floats:
     _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
     upper = np.cumsum(counts)
     return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)
+
+
+def places(wanted: Ints, ids: Ints) -> Ints:
+    """For each wanted id its first place in ``ids``, in any order; -1 for an id that is not there."""
+    if not len(ids):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(ids, kind="stable")
+    at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[at] == wanted, at, -1)

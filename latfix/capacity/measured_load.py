@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints, places
 from latfix.capacity.objective import Target, percentile_of, slow_share
 from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
@@ -203,13 +203,10 @@ def _waits(record: RunRecord, ok: Bools) -> Floats:
     """Seconds before prepare and from entering the queue to the closing of the batch, for some requests."""
     rows, batches = record.requests, record.batches
     entered = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[ok]
-    order = np.argsort(batches["batch_id"], kind="stable")
-    ids = batches["batch_id"][order]
-    place = np.minimum(np.searchsorted(ids, rows["batch_id"][ok]), max(len(ids) - 1, 0))
-    if not len(ids):
+    if not len(batches["batch_id"]):
         return np.zeros(int(np.count_nonzero(ok)))
-    found = ids[place] == rows["batch_id"][ok]
-    closed = np.where(found, batches["close_ns"][order][place], entered)
+    place = places(rows["batch_id"][ok], batches["batch_id"])
+    closed = np.where(place >= 0, batches["close_ns"][place], entered)
     return np.asarray((np.maximum(closed - entered, 0) + rows["prepare_wait_ns"][ok]) / 1e9, dtype=np.float64)
 
 

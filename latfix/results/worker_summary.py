@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Ints
+from latfix.arrays import Ints, places
 from latfix.files.json_documents import Document
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
@@ -84,7 +84,7 @@ class WorkerTally:
         self._begin_ns = min(self._begin_ns, int(batches["close_ns"][measured].min(initial=2**62)))
         self._end_ns = max(self._end_ns, int(batches["finish_end_ns"][measured].max(initial=-(2**62))))
         served = (rows["warmup"] == 0) & (rows["batch_id"] >= 0)
-        by_request = _worker_by_request(rows["batch_id"], batches["batch_id"], worker)
+        by_request = np.append(worker, -1)[places(rows["batch_id"], batches["batch_id"])]
         tail = served & (rows["status"] == Status.OK) & (rows["latency_ns"] >= self._tail_ns)
         self._tail += int(np.count_nonzero(tail))
         for k in range(max(self._count, int(worker.max(initial=0)) + 1)):
@@ -149,15 +149,6 @@ def _slow_s(events: Columns, worker: int) -> float:
         if isinstance(detail, dict) and detail.get("worker") == worker and detail.get("slow") is False:
             total += int(events["duration_ns"][k])
     return total / 1e9
-
-
-def _worker_by_request(wanted: Ints, ids: Ints, worker: Ints) -> Ints:
-    if not len(ids):
-        return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
-    known = (wanted >= 0) & (ids[order][at] == wanted)
-    return np.where(known, worker[order][at], -1).astype(np.int64)
 
 
 def _cover(known: _Served, begin: Ints, end: Ints) -> None:

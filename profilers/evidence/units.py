@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints, places
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
@@ -282,7 +282,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     rows, batches = record.requests, record.batches
     setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, serving))
     n, m = len(rows["index"]), len(batches["batch_id"])
-    batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
+    batch_of = places(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
     ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
     members = _members(rows, batch_of, m, ok)
@@ -368,13 +368,6 @@ def _seen_from_outside(record: RunRecord, serving: Serving | None) -> tuple[Stan
         shared = find_shared_cores(record.samples, at, end)
         answers = np.concatenate([first, end, *streamed_parts(record.events).values()])
     return standstills, find_lock_waits(record.samples, at, end, standstills.everyone, answers), shared
-
-
-def _batch_rows(wanted: Ints, ids: Ints) -> Ints:
-    if not len(ids):
-        return np.full(len(wanted), -1, np.int64)
-    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return np.where((wanted >= 0) & (ids[at] == wanted), at, -1).astype(np.int64)
 
 
 def _positions(index: Ints, scheduled: int) -> Ints:

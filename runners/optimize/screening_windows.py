@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Floats, Ints, places
 from latfix.profilers.chunked.record_chunks import stacked
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_TIMES, Columns
@@ -176,14 +176,11 @@ def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> Floats:
 def _work_s(baseline: RunRecord) -> Floats:
     """By request of the schedule, its part of a batch's time in seconds, divided by the number of workers."""
     rows, batches = baseline.requests, baseline.batches
-    if not len(batches["batch_id"]):
-        return np.zeros(len(baseline.traffic))
     took = (batches["d2h_end_ns"] - batches["close_ns"]) / np.maximum(batches["size"], 1) / 1e9
-    order = np.argsort(batches["batch_id"])
-    place = np.searchsorted(batches["batch_id"], rows["batch_id"], sorter=order).clip(max=max(len(order) - 1, 0))
-    served = (rows["index"] >= 0) & (rows["batch_id"] >= 0)
+    place = places(rows["batch_id"], batches["batch_id"])
+    served = (rows["index"] >= 0) & (place >= 0)
     work = np.zeros(len(baseline.traffic))
-    work[rows["index"][served]] = took[order[place[served]]]
+    work[rows["index"][served]] = took[place[served]]
     return work / baseline.meta.settings.workers
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import places
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.results.diagnosis import Diagnosis, Slowest
 from latfix.results.selftest_scoreboard import CaseScore, RequestErrors
@@ -179,13 +180,9 @@ def _entries(truth: Truth, diagnosis: Diagnosis, cause: str) -> tuple[npt.NDArra
     own, propagated = (np.zeros(len(truth.index), dtype=np.int64) for _ in range(2))
     if cause in ledger.causes and len(ledger.request):
         k = ledger.causes.index(cause)
-        order = np.argsort(ledger.request, kind="stable")
-        place = np.searchsorted(ledger.request[order], truth.index)
-        place = np.minimum(place, len(order) - 1)
-        there = ledger.request[order][place] == truth.index
-        own[there], propagated[there] = (
-            part[k][order][place[there]] for part in (ledger.own_ns, ledger.propagated_ns)
-        )
+        place = places(truth.index, ledger.request)
+        there = place >= 0
+        own[there], propagated[there] = (part[k][place[there]] for part in (ledger.own_ns, ledger.propagated_ns))
     return own, propagated
 
 
