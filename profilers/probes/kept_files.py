@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -34,21 +35,17 @@ class KeptOpen:
         self.close()
 
 
-class LockHeldFile:
+class LockHeldFile(KeptOpen):
     """A file of one line that is read while holding the interpreter lock, for the requests' path.
 
     A read that releases the lock may get it back milliseconds later, if another thread runs Python: the probe would
     cause the wait that it measures. The kernel generates these files in about a microsecond.
     """
 
-    __slots__ = ("_arguments", "_buffer", "_fd")
-
     def __init__(self, path: str) -> None:
         self._buffer = ctypes.create_string_buffer(_BUFFER)
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
+        with contextlib.suppress(OSError):
+            super().__init__(path)
         # Converted once: the conversion takes longer than the call.
         where, size, offset = ctypes.byref(self._buffer), ctypes.c_size_t(_BUFFER), ctypes.c_ssize_t(0)
         self._arguments = (ctypes.c_int(self._fd), where, size, offset)
@@ -63,10 +60,5 @@ class LockHeldFile:
         return self._buffer.raw[:length] if length > 0 else b""
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._arguments = (ctypes.c_int(-1), *self._arguments[1:])
-
-    def __del__(self) -> None:
-        self.close()
+        super().close()
+        self._arguments = (ctypes.c_int(-1), *self._arguments[1:])

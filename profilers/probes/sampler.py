@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 import time
@@ -131,16 +132,16 @@ def pace_reader() -> Callable[[], Reading]:
 
 def process_reader() -> Callable[[], Reading]:
     """This process's CPU time, resident memory, page faults, and Python's allocated memory blocks."""
-    page_faults, file = _page_faults, KeptOpen("/proc/self/statm")
+    file = KeptOpen("/proc/self/statm")
 
     def read() -> Reading:
         resident = int(file.read().split()[1]) * _PAGE
-        minor, major = page_faults()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "process.cpu_ns": time.process_time_ns(),
             "process.rss_bytes": resident,
-            "process.minflt": minor,
-            "process.majflt": major,
+            "process.minflt": usage.ru_minflt,
+            "process.majflt": usage.ru_majflt,
             "python.blocks": sys.getallocatedblocks(),
         }
 
@@ -188,13 +189,6 @@ def thread_reader() -> Callable[[], Reading]:
         return reading
 
     return read
-
-
-def _page_faults() -> tuple[int, int]:
-    import resource
-
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_minflt, usage.ru_majflt
 
 
 def pressure_reader() -> Callable[[], Reading] | None:
