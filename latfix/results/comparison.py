@@ -243,11 +243,9 @@ def summarize(records: Sequence[RunRecord], *, seed: int = 0, accuracy: float | 
     return _summary(records, [_arm(record, _size(record)) for record in records], seed, accuracy)
 
 
-def compare_records(
-    base: RunRecord, new: RunRecord, *, seed: int = 0, smallest: float = 0.05, rule: Rule = FINAL
-) -> Comparison:
+def compare_records(base: RunRecord, new: RunRecord, *, seed: int = 0) -> Comparison:
     """Compare two runs, complete or not; see :func:`compare_rounds`."""
-    return compare_rounds([base], [new], seed=seed, smallest=smallest, rule=rule)
+    return compare_rounds([base], [new], seed=seed)
 
 
 def compare_rounds(
