@@ -44,7 +44,7 @@ def describe_tail(gaps_s: Floats) -> Tail | None:
     scaled = gaps / gaps.mean()
     penalty = 0.5 * math.log(len(scaled))
     light = {
-        "exponential": _exponential(scaled) - penalty,
+        "exponential": -len(scaled) * (1 + math.log(float(scaled.mean()))) - penalty,
         "gamma": _gamma(scaled) - 2 * penalty,
         "two exponentials": _two_exponentials(scaled) - 3 * penalty,
     }
@@ -69,10 +69,6 @@ def hill_index(values: Floats) -> float:
     top = min(len(ordered) - 1, max(10, len(ordered) // 20))
     mean_log = float(np.mean(np.log(ordered[:top] / ordered[top])))
     return 1 / mean_log if mean_log > 0 else math.inf
-
-
-def _exponential(gaps: Floats) -> float:
-    return -len(gaps) * (1 + math.log(float(gaps.mean())))
 
 
 def _gamma(gaps: Floats) -> float:

@@ -201,7 +201,11 @@ def _arrivals(synthesis: Synthesis, random: np.random.Generator) -> Floats:
         return _gamma(synthesis, random)
     if synthesis.kind == "bursts":
         return _bursts(synthesis, random)
-    return _periodic(synthesis, random)
+    # Thinning (Lewis and Shedler, 1979): candidates at the highest rate, kept in proportion to the current rate.
+    highest = synthesis.rate * (1 + synthesis.amplitude)
+    candidates = _poisson(highest, synthesis.duration_s, random)
+    swing = 1 + synthesis.amplitude * np.sin(2 * np.pi * candidates / synthesis.period_s)
+    return candidates[random.random(len(candidates)) * (1 + synthesis.amplitude) < swing]
 
 
 def _poisson(rate: float, duration_s: float, random: np.random.Generator) -> Floats:
@@ -244,11 +248,3 @@ def _bursts(synthesis: Synthesis, random: np.random.Generator) -> Floats:
     bursting = (np.arange(len(begins)) % 2 == 0) == starts_on
     counts = random.poisson(np.where(bursting, high, low) * (ends - begins))
     return random.uniform(np.repeat(begins, counts), np.repeat(ends, counts))
-
-
-def _periodic(synthesis: Synthesis, random: np.random.Generator) -> Floats:
-    # Thinning (Lewis and Shedler, 1979): candidates at the highest rate, kept in proportion to the current rate.
-    highest = synthesis.rate * (1 + synthesis.amplitude)
-    candidates = _poisson(highest, synthesis.duration_s, random)
-    swing = 1 + synthesis.amplitude * np.sin(2 * np.pi * candidates / synthesis.period_s)
-    return candidates[random.random(len(candidates)) * (1 + synthesis.amplitude) < swing]

@@ -67,13 +67,11 @@ def parse_sidecar(text: str, where: Path) -> Sidecar:
     if not all(kind in _KINDS for kind in kinds.values()):
         raise _refusal(where, "a feature of another kind", f"one of {', '.join(_KINDS)} for each feature")
     transforms = metadata.get("transforms", [])
-    if not isinstance(transforms, list) or not all(_is_transform(entry) for entry in transforms):
+    if not isinstance(transforms, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("transform"), str) for entry in transforms
+    ):
         raise _refusal(where, "transforms of another form", 'a list of objects, each with a text "transform"')
     return Sidecar(kinds=kinds, metadata=metadata, sha256=sha256)
-
-
-def _is_transform(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("transform"), str)
 
 
 def _refusal(where: Path, found: str, expected: str = _EXPECTED) -> InputError:
