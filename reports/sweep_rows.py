@@ -125,12 +125,9 @@ class SettingRow:
 
     def loads(self) -> list[SweepPoint | PredictedLoad]:
         """Its points, and loads that were predicted and not replayed, by rising load."""
-        return sorted([*self.points, *self.unreplayed()], key=lambda each: each.load)
-
-    def unreplayed(self) -> list[PredictedLoad]:
-        """Loads that were predicted, not replayed."""
         replayed = {point.load for point in self.points}
-        return [each for each in self.found.predicted if each.load not in replayed]
+        unreplayed = [each for each in self.found.predicted if each.load not in replayed]
+        return sorted([*self.points, *unreplayed], key=lambda each: each.load)
 
     @property
     def has_reasons(self) -> bool:

@@ -168,11 +168,12 @@ def joined(parts: Sequence[RunRecord]) -> RunRecord:
         index.append(np.where(own >= 0, own - part.first_index + scheduled, own))
         scheduled += len(part.traffic)
     requests = stacked([part.requests for part in parts]) | {"index": np.concatenate(index)}
+    batches = stacked([part.batches for part in parts])
     events = _distinct(stacked([part.events for part in parts]), ("t_ns", "duration_ns", "thread"))
     return replace(
         parts[0],
         requests=requests,
-        batches=_once(stacked([part.batches for part in parts]), "batch_id"),
+        batches=kept(batches, np.unique(batches["batch_id"], return_index=True)[1]),
         events=events | {"request": _renumbered(events["request"], parts)},
         samples=_distinct(stacked([part.samples for part in parts]), ("t_ns", "series")),
         traffic=Traffic.joined([part.traffic for part in parts]),
@@ -194,11 +195,6 @@ def _renumbered(index: Ints, parts: Sequence[RunRecord]) -> Ints:
 def stacked(parts: Sequence[Columns]) -> Columns:
     """The rows of all parts, one part after the other."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _once(columns: Columns, key: str) -> Columns:
-    _, first = np.unique(columns[key], return_index=True)
-    return kept(columns, first)
 
 
 def _distinct(columns: Columns, keys: tuple[str, ...]) -> Columns:

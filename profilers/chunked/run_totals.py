@@ -173,7 +173,8 @@ class RunTotals:
     def _predict(self, chunk: ChunkLedger) -> None:
         """Add the predicted latencies without each set of causes."""
         ledger, books = chunk.ledger, chunk.books
-        there = {cause for k, cause in enumerate(ledger.causes) if self._acts(chunk, k)}
+        parts = (ledger.own_ns, ledger.propagated_ns, books.by_others)
+        there = {cause for k, cause in enumerate(ledger.causes) if any(part[k].any() for part in parts)}
         changed = [k for k, removed in enumerate(self.removals) if there.intersection(removed)]
         unchanged = Distribution(exact=self.exact)
         unchanged.add(ledger.latency_ns)
@@ -195,11 +196,6 @@ class RunTotals:
                 self.another_worker = None
             else:
                 self.another_worker.add(faster)
-
-    @staticmethod
-    def _acts(chunk: ChunkLedger, k: int) -> bool:
-        ledger = chunk.ledger
-        return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.by_others))
 
 
 def _mostly_waits(baselines: Baselines, tail_ns: float) -> bool:

@@ -29,14 +29,9 @@ def annotation_lines(summary: Summary) -> Iterator[str]:
 
 
 def _command(level: str, title: str, message: str) -> str:
-    return f"::{level} title={_property(visible(title, limit=200))}::{_data(visible(message, limit=_LONGEST))}"
+    title = _escaped(visible(title, limit=200)).replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={title}::{_escaped(visible(message, limit=_LONGEST))}"
 
 
-def _data(text: str) -> str:
-    """Escape the message, which follows the second ``::``."""
+def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """Escape the value of a property."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -41,8 +41,7 @@ def hdr_log(source: RecordSource) -> Iterator[str]:
     yield "#[Histogram log format version 1.3]\n"
     yield f"#[StartTime: {start:.3f} (seconds since epoch), {visible(source.meta.started, limit=60)}]\n"
     yield f"{_COLUMNS}\n"
-    kept: dict[str, Ints] = {"second": np.zeros(0, np.int64), "status": np.zeros(0, np.int64)}
-    kept["latency_ns"] = np.zeros(0, np.int64)
+    kept: dict[str, Ints] = {name: np.zeros(0, np.int64) for name in ("second", "status", "latency_ns")}
     for rows in source.scan(("arrival_ns", "latency_ns", "status", "warmup")):
         measured = rows["warmup"] == 0
         found = {name: rows[name][measured] for name in ("latency_ns", "status")}

@@ -242,7 +242,8 @@ def read(path: Path) -> RequestTable:
     :raises InputError: most lines have another layout, or none has a latency.
     """
     bad = BadLines(path, "a line like the others of this access log")
-    lines = _first_lines(path)
+    with opened(path, "an access log") as file:
+        lines = [file.readline().decode("utf-8", "replace").rstrip("\r\n") for _ in range(_LOOKED_AT * 5)]
     layout = layout_of(lines)
     if layout is None:
         raise input_error(path, 1, shown(lines[0] if lines else "", 60), "a line of an access log")
@@ -255,11 +256,6 @@ def read(path: Path) -> RequestTable:
     log.read()
     bad.check(log.good)
     return log.table()
-
-
-def _first_lines(path: Path) -> list[str]:
-    with opened(path, "an access log") as file:
-        return [file.readline().decode("utf-8", "replace").rstrip("\r\n") for _ in range(_LOOKED_AT * 5)]
 
 
 class _Log:

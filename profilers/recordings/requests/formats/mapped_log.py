@@ -199,7 +199,7 @@ def knows(head: bytes) -> bool:
     names, values = _first_rows(head)
     named = [name for name in map(str.strip, names) if name]  # an index column has no name
     return (
-        (len(named) > 1 or any(map(_is_latency, named)))
+        (len(named) > 1 or any(_LATENCY.fullmatch(bare(name)) and _unit(name) is not None for name in named))
         and len(values) in (0, len(names))
         and all(map(_IN_NAMES.match, named))
     )
@@ -208,10 +208,6 @@ def knows(head: bytes) -> bool:
 def _is_document(head: bytes) -> bool:
     """True if a file begins as one JSON object, not as one per line."""
     return head.lstrip()[:1] == b"{" and (begins_with_object(head) is None or b"\n" not in head.strip())
-
-
-def _is_latency(name: str) -> bool:
-    return _LATENCY.fullmatch(bare(name)) is not None and _unit(name) is not None
 
 
 def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
