@@ -5,15 +5,15 @@ from __future__ import annotations
 from latfix.results.worker_summary import series_range
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.run_evidence import losses, losses_text
+from latfix.runners.fixes.shared.run_evidence import losses_text
 
 #: Minimum share of lost requests: below it, a limit would lose more requests than a fix may cost.
 _LOST = 0.01
 
 
 def _lost_already(context: Context) -> str:
-    _, total, counts = losses(context.record)
-    late = counts["timeout"] + counts["shed"]
+    counts = context.record.counts()
+    late, total = counts["timeout"] + counts["shed"], sum(counts.values())
     if late >= _LOST * total > 0:
         return ""
     return (
@@ -27,7 +27,7 @@ def _verify(applied: Applied) -> Verified:
     if limit is None or shed is None:
         return Verified(False, "no limit was in force")
     lost, span = losses_text(applied), f"{limit[0]:.0f} to {limit[1]:.0f} requests"
-    if not losses(applied.record)[2]["shed"]:
+    if not applied.record.counts()["shed"]:
         return Verified(False, f"the limit, {span}, was never reached; {lost}")
     return Verified(True, f"a limit of {span} in flight; {lost}")
 

@@ -7,7 +7,7 @@ import numpy as np
 from latfix.results.worker_summary import series_range
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.run_evidence import losses, losses_text
+from latfix.runners.fixes.shared.run_evidence import losses_text
 
 #: Minimum share of requests that time out.
 _LATE = 0.01
@@ -16,9 +16,10 @@ _LATE = 0.01
 def _deadlines_missed(context: Context) -> str:
     if np.isnan(context.record.traffic.deadline_ms).all() and not context.settings.timeout_ms:
         return "no request has a deadline"
-    _, total, counts = losses(context.record)
-    if counts["timeout"] < _LATE * total or not total:
-        return f"only {counts['timeout']} of {total} requests missed their deadline"
+    counts = context.record.counts()
+    late, total = counts["timeout"], sum(counts.values())
+    if late < _LATE * total or not total:
+        return f"only {late} of {total} requests missed their deadline"
     return ""
 
 
@@ -27,7 +28,7 @@ def _verify(applied: Applied) -> Verified:
     if any(series_range(applied.record, f"runner.{name}") is None for name in names):
         return Verified(False, "deadlines were not checked")
     lost = losses_text(applied)
-    if not losses(applied.record)[2]["shed"]:
+    if not applied.record.counts()["shed"]:
         return Verified(False, f"no request was rejected; {lost}")
     return Verified(True, f"some requests were rejected on arrival, others in the queue; {lost}")
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied
-from latfix.stages import STATUS_NAMES, Status
 
 
 def faults_per_request(record: RunRecord) -> float:
@@ -40,20 +39,14 @@ def open_ms(record: RunRecord) -> float:
     return mean(record.batches["close_ns"] - record.batches["open_ns"]) / 1e6
 
 
-def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:
-    """Requests that did not end ok, all requests, and the count of each status."""
-    counts = record.counts()
-    total = sum(counts.values())
-    return total - counts[STATUS_NAMES[Status.OK]], total, counts
-
-
 def losses_text(applied: Applied) -> str:
     """Shares of requests that were shed, and lost in total, with and without the fix."""
 
     def text(record: RunRecord) -> str:
-        lost, total, counts = losses(record)
-        every, shed = max(total, 1), counts["shed"]
-        lost_share = f"{100 * lost / every:.1f} %"
+        counts = record.counts()
+        total, shed = sum(counts.values()), counts["shed"]
+        every = max(total, 1)
+        lost_share = f"{100 * (total - counts['ok']) / every:.1f} %"
         return f"{shed} of {total} requests ({100 * shed / every:.1f} %) shed, {lost_share} lost in all"
 
     now, before = applied.both(text)
