@@ -31,7 +31,7 @@ from latfix.runners.replay.arm import Arm
 from latfix.runners.replay.run_session import new_folder
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.side_by_side.ideas import AS_IT_IS, Idea, idea_of_changes
-from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
+from latfix.runners.side_by_side.replay_in_turns import SideBySide
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time, slice_time
@@ -104,7 +104,7 @@ def whole(
     """Each change and the unmodified workload on the whole traffic, all in each round."""
     base = Idea(name=AS_IT_IS, spec=spec, settings=spec.settings)
     ideas = [base, *(idea_of_changes(name, base, change) for name, change in changes.items())]
-    return SideBySide(ideas, traffic, folder, Options(rounds=rounds), watch=_quiet, say=lambda _: None).run()
+    return SideBySide(ideas, traffic, folder, rounds=rounds, watch=_quiet, say=lambda _: None).run()
 
 
 def results_of(trial: Trial) -> dict[str, Any]:

@@ -38,19 +38,6 @@ _DRAIN_S = 1.5
 _LOOK_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How long to replay.
-
-    :param budget_s: seconds for everything; at least one round is replayed.
-    :param rounds: number of rounds, if the budget allows; ``None`` for as many as fit.
-    """
-
-    budget_s: float = math.inf
-    rounds: int | None = None
-    seed: int = 0
-
-
 @dataclass(slots=True)
 class _Tried:
     """An arm and its results so far.
@@ -78,6 +65,8 @@ class SideBySide:
 
     :param ideas: the unmodified workload first.
     :param out: folder for the records.
+    :param budget_s: seconds for everything; at least one round is replayed.
+    :param rounds: number of rounds, if the budget allows; ``None`` for as many as fit.
     :param watch: shows a replay.
     :param say: shows a line.
     :param make_arm: makes an arm; tests replace it.
@@ -87,8 +76,10 @@ class SideBySide:
     ideas: InitVar[Sequence[Idea]]
     traffic: Traffic
     out: Path
-    options: Options
     _: KW_ONLY
+    budget_s: float = math.inf
+    rounds: int | None = None
+    seed: int = 0
     watch: Watch
     say: Callable[[str], None]
     make_arm: InitVar[Callable[[str, WorkloadSpec, Any, tuple[str, ...], Path], Arm]] = Arm
@@ -100,7 +91,7 @@ class SideBySide:
     def __post_init__(self, ideas: Sequence[Idea], make_arm: Callable[..., Arm]) -> None:
         self._stretch, self._offset_s = self.traffic, 0.0
         self._scoring_s = self._scored_s = 0.0
-        self._deadline = self.clock() + self.options.budget_s
+        self._deadline = self.clock() + self.budget_s
         log = self.out / "runner.log"
         arms = [_Tried(idea, make_arm(idea.name, idea.spec, idea.settings, idea.fixes, log)) for idea in ideas]
         self._base, self._ideas = arms[0], arms[1:]
@@ -125,7 +116,7 @@ class SideBySide:
 
     @property
     def _wanted(self) -> int:
-        return self.options.rounds or WANTED_ROUNDS
+        return self.rounds or WANTED_ROUNDS
 
     def _left_s(self) -> float:
         return self._deadline - self.clock()
@@ -140,7 +131,7 @@ class SideBySide:
         base.arm.running()
         whole_s = self.traffic.duration_s - self.traffic.start_s
         fits = replays * (whole_s + _DRAIN_S + base.arm.start_s) <= self._left_s()
-        looked_at, look_s = self.traffic, _LOOK_SHARE * self.options.budget_s
+        looked_at, look_s = self.traffic, _LOOK_SHARE * self.budget_s
         if not fits and look_s < whole_s:
             self._offset_s = self.traffic.start_s
             first_s = float(self.traffic.arrival_ns[0]) / 1e9
@@ -209,7 +200,7 @@ class SideBySide:
                 f"is completed anyway: --budget {enough}m holds {self._wanted}."
             )
             self.say(self._notes[-1])
-        for number in range(1, (self.options.rounds or MOST_ROUNDS) + 1):
+        for number in range(1, (self.rounds or MOST_ROUNDS) + 1):
             started, scored_s = self.clock(), self._scored_s
             for tried in arms if number % 2 else arms[::-1]:
                 if not tried.failure and number not in tried.records:
@@ -235,8 +226,8 @@ class SideBySide:
         try:
             if self._lead_in is not None:
                 earlier = folder.with_name(f"{folder.name}-lead-in")
-                tried.arm.replay(earlier, self._lead_in, self.watch, seed=self.options.seed)
-            record = tried.arm.replay(folder, self._stretch, self.watch, seed=self.options.seed)
+                tried.arm.replay(earlier, self._lead_in, self.watch, seed=self.seed)
+            record = tried.arm.replay(folder, self._stretch, self.watch, seed=self.seed)
             tried.starts_s.append(tried.arm.start_s)
             if not record.counts()["ok"]:
                 first = next(iter(record.errors.values()), "none ended in time")
@@ -264,7 +255,7 @@ class SideBySide:
         return self._base.idea.spec.objective.max_accuracy_drop
 
     def _result(self, interrupted: bool) -> Trial:
-        base, seed = self._base, self.options.seed
+        base, seed = self._base, self.seed
         records = list(base.records.values())
         replays = [record for tried in (base, *self._ideas) for record in tried.records.values()]
         found = [self._idea_result(tried) for tried in self._ideas]
@@ -297,7 +288,7 @@ class SideBySide:
             return trial
         tried = next(each for each in self._ideas if each.idea.name == leading.name)
         before, after = zip(*self._counted(tried)[0], strict=True)
-        idea = replace(leading, comparison=explained(leading.comparison, before, after, seed=self.options.seed))
+        idea = replace(leading, comparison=explained(leading.comparison, before, after, seed=self.seed))
         return replace(trial, ideas=tuple(idea if each is leading else each for each in trial.ideas))
 
     def _idea_result(self, tried: _Tried) -> TriedIdea:
@@ -341,4 +332,4 @@ class SideBySide:
         self._notes += [f"{tried.idea.name}: {each}." for each in left_out]
         before, after = zip(*pairs, strict=True)
         scores = (self._base.score, tried.score)
-        return compare_rounds(before, after, seed=self.options.seed, accuracy=scores)
+        return compare_rounds(before, after, seed=self.seed, accuracy=scores)

@@ -59,13 +59,12 @@ def try_ideas(
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.replay.run_origin import origin_now
     from latfix.runners.replay.run_session import default_folder, open_folder
-    from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
+    from latfix.runners.side_by_side.replay_in_turns import SideBySide
 
     replayed.check()
     if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
         raise InputError(f"--rounds: found {rounds}; expected a whole number from 1 to {_MOST_ROUNDS}")
-    how = Options(budget_s=options.parse_budget(budget), rounds=rounds, seed=replayed.seed)
-    shown = ReplayLines()
+    budget_s, shown = options.parse_budget(budget), ReplayLines()
     spec = load_spec(workload, traffic=replayed.traffic)
     ideas = parse_ideas(
         spec,
@@ -82,7 +81,8 @@ def try_ideas(
     target = output_options.Target.open("--json", json_file)
     folder = open_folder(out or default_folder(spec.name, "try"))
     origin = origin_now(spec.folder)
-    found = SideBySide(ideas, schedule, folder, how, watch=shown.replay, say=shown.say).run()
+    how = {"budget_s": budget_s, "rounds": rounds, "seed": replayed.seed}
+    found = SideBySide(ideas, schedule, folder, **how, watch=shown.replay, say=shown.say).run()
     return _conclude(folder, replace(found, origin=origin), target)
 
 

@@ -21,7 +21,7 @@ from latfix.runners.replay.arm import Arm
 from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.runners.replay.run_session import Interrupted, schedule_digest
 from latfix.runners.side_by_side.ideas import AS_IT_IS, Idea, idea_of_changes, together
-from latfix.runners.side_by_side.replay_in_turns import MOST_ROUNDS, Options, SideBySide
+from latfix.runners.side_by_side.replay_in_turns import MOST_ROUNDS, SideBySide
 from latfix.settings import Objective, RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
@@ -164,7 +164,8 @@ def run(world: World, tmp_path: Path) -> Try:
             ideas,
             traffic_of(seconds, lead_s),
             tmp_path,
-            Options(seed=5, **options),
+            seed=5,
+            **options,
             watch=lambda *_: nullcontext(lambda *_: None),
             say=world.lines.append,
             make_arm=world.arm,
