@@ -5,7 +5,7 @@ On the CPU by torch's own kernels, which the compiler cannot see into; on a GPU 
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
@@ -33,11 +33,6 @@ NEEDS = (
     with_compiler,
     fast_layers("int8_dynamic"),
 )
-
-
-def int8_layers(context: Context) -> Change:
-    """Settings of int8 layers, with compilation if they pay only compiled."""
-    return {"precision": "int8_dynamic", **compiled_too(context)}
 
 
 def int8_modules(applied: Applied) -> tuple[int, str]:
@@ -70,6 +65,6 @@ FIX = Fix(
     accepted=0.5,
     making_gpu_s=COMPILING_S,
     needs=NEEDS,
-    sets=int8_layers,
+    sets=lambda context: {"precision": "int8_dynamic", **compiled_too(context)},
     verify=_verify,
 )

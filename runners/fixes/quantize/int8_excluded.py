@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from latfix.errors import LatfixError
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, SetUp, Verified
 from latfix.runners.fixes.quantize.int8_dynamic import FIX as ALL_LAYERS
-from latfix.runners.fixes.quantize.int8_dynamic import NEEDS, QUANTIZED, int8_layers, int8_modules, ran_on_gpu
+from latfix.runners.fixes.quantize.int8_dynamic import NEEDS, QUANTIZED, int8_modules, ran_on_gpu
 from latfix.runners.fixes.quantize.reduced_precision import COMPILING_S, products_in
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count
 
@@ -60,7 +60,7 @@ def _layers_known(context: Context) -> str:
 
 def _sets(context: Context) -> Change:
     keep = dict.fromkeys((*context.settings.keep_precision, *context.found.get(FIX.id, {}).get("keep", {})))
-    return {**int8_layers(context), "keep_precision": list(keep)}
+    return {**ALL_LAYERS.change(context), "keep_precision": list(keep)}
 
 
 def _verify(applied: Applied) -> Verified:

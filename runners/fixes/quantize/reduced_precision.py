@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from latfix.profilers.gpu.kernel_number_formats import Format, is_device_kernel, matrix_formats, number_format
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
@@ -57,22 +56,20 @@ def fast_layers(precision: str, *rivals: str) -> Condition:
 
     :param rivals: other precisions, with less risk, that it must also beat.
     """
-    return lambda context: _slow_layers(facts(context), precision, rivals)
 
+    def condition(context: Context) -> str:
+        modules, times = (facts(context).get(name, {}) for name in ("modules", "linear_ms"))
+        if modules and not count(modules, "nn.modules.linear.Linear"):
+            return "no nn.Linear ran in a forward pass"
+        if not {"default", precision, *rivals} <= set(times):
+            return ""
+        least = min(("default", *rivals), key=lambda name: times[name])
+        if times[precision] < _SLOWER * times[least]:
+            return ""
+        rival, layers = "without it" if least == "default" else f"in {least}", "linear layers of a median request"
+        return f"the {layers} take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {rival}"
 
-def _slow_layers(seen: Mapping[str, Any], precision: str, rivals: tuple[str, ...]) -> str:
-    times = seen.get("linear_ms", {})
-    if seen.get("modules") and not count(seen["modules"], "nn.modules.linear.Linear"):
-        return "no nn.Linear ran in a forward pass"
-    if not {"default", precision, *rivals} <= set(times):
-        return ""
-    least = min(("default", *rivals), key=lambda name: times[name])
-    if times[precision] < _SLOWER * times[least]:
-        return ""
-    rival = "without it" if least == "default" else f"in {least}"
-    return (
-        f"the linear layers of a median request take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {rival}"
-    )
+    return condition
 
 
 #: Weights that are not torch's parameters keep their precision.
@@ -134,15 +131,8 @@ def passes(applied: Applied) -> list[dict[str, int]]:
 
 def computed_in(applied: Applied, wanted: Format, dtype: str) -> Verified:
     """Effective if the model computed in a 16-bit format: by its kernels, otherwise by its layers' outputs."""
-    return _by_kernels(applied, wanted) or _by_outputs(applied, dtype)
-
-
-def products_rounded_to(applied: Applied, wanted: Format) -> Verified:
-    """Effective if the model's matrix kernels computed in a format that no type of a tensor shows."""
-    return _by_kernels(applied, wanted) or Verified(False, "no name of a matrix kernel shows its format")
-
-
-def _by_outputs(applied: Applied, dtype: str) -> Verified:
+    if verified := by_kernels(applied, wanted):
+        return verified
     # A compiled model runs no modules; the types in its graphs were recorded during compilation.
     compiled = applied.evidence.get("graph_dtypes")
     dtypes = compiled or applied.evidence.get("dtypes", {})
@@ -153,7 +143,7 @@ def _by_outputs(applied: Applied, dtype: str) -> Verified:
     return Verified(found > 0, f"{found} of {total} {what} had type {dtype}")
 
 
-def _by_kernels(applied: Applied, wanted: Format) -> Verified | None:
+def by_kernels(applied: Applied, wanted: Format) -> Verified | None:
     """Effective if most of a model's kernels computed in the format; ``None`` if most names do not show it.
 
     Matrix kernels, or all kernels of a model that has none. If some layers keep their precision, one kernel in the

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from latfix.profilers.gpu.kernel_number_formats import matrix_formats
-from latfix.runners.fixes.fix import Context, Fix
-from latfix.runners.fixes.quantize.reduced_precision import available, products_rounded_to
+from latfix.runners.fixes.fix import Context, Fix, Verified
+from latfix.runners.fixes.quantize.reduced_precision import available, by_kernels
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 
@@ -33,5 +33,8 @@ FIX = Fix(
     accepted=0.98,
     needs=(available("tf32"), _in_float32),
     sets={"precision": "tf32"},
-    verify=lambda applied: products_rounded_to(applied, "tf32"),
+    # No type of a tensor shows the format.
+    verify=lambda applied: (
+        by_kernels(applied, "tf32") or Verified(False, "no name of a matrix kernel shows its format")
+    ),
 )
