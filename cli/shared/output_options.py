@@ -21,11 +21,12 @@ import typer
 
 from latfix.cli.shared.options import JsonOption
 from latfix.errors import InputError, LatfixError
-from latfix.files.atomic_write import is_device, write_text
+from latfix.files.atomic_write import is_device, write_json, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from latfix.files.json_documents import Document
     from latfix.gates.evaluate import GateResult
     from latfix.reports.ci.ci_summary import Summary
 
@@ -261,10 +262,13 @@ class Target:
         if self.where is not None:
             self.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
-    def report(self, document: Mapping[str, Any], render: Callable[[], RenderableType]) -> None:
-        """Write the document, and show the result unless standard output carries the document."""
+    def report(self, found: Document, render: Callable[[], RenderableType], *, keep: Path | None = None) -> None:
+        """Write the result as JSON, also to ``keep``, and show it unless standard output carries the document."""
         from rich.console import Console
 
+        document = found.to_json()
+        if keep is not None:
+            write_json(keep, document)
         self.write_json(document)
         if not self.to_stdout:
             Console().print(render())

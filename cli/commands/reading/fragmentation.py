@@ -14,7 +14,6 @@ from latfix.errors import EXIT_OK, InputError
 if TYPE_CHECKING:
     from latfix.profilers.allocator_lab.trace import AllocationTrace
 
-_TRACE, _DOCUMENT = "trace.jsonl", "fragmentation.json"
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _MOST = 1 << 50
 _MADE_FOR, _TURNS = "4GiB", 4000
@@ -59,7 +58,6 @@ def fragmentation(
     """
     from rich.console import Console
 
-    from latfix.files.atomic_write import write_json
     from latfix.profilers.allocator_lab.compare_policies import ARENAS, SETTINGS, compare
     from latfix.profilers.allocator_lab.compare_policies import fragmentation as compared
     from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
@@ -83,9 +81,9 @@ def fragmentation(
     with Console(stderr=True).status("replaying …"):
         found = compared(made, room, compare(made, room, names))
     if folder is not None:
-        write_trace(folder / _TRACE, made)
-        write_json(folder / _DOCUMENT, found.to_json())
-    target.report(found.to_json(), lambda: render_fragmentation(found))
+        write_trace(folder / "trace.jsonl", made)
+    keep = None if folder is None else folder / "fragmentation.json"
+    target.report(found, lambda: render_fragmentation(found), keep=keep)
     return EXIT_OK
 
 

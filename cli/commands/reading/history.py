@@ -65,7 +65,7 @@ def history(
     found = HistoryTrends(file=str(past.path), metric=key, trends=shown)
     if html is not None:
         write_history_page(html, found, workload=name)
-    target.report(found.to_json(), lambda: render_history(found, workload=name))
+    target.report(found, lambda: render_history(found, workload=name))
     return 0
 
 

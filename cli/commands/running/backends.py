@@ -9,7 +9,6 @@ import typer
 from latfix.cli.shared import options, output_options
 from latfix.errors import EXIT_OK, InputError
 
-_DOCUMENT = "backends.json"
 #: Batch size if the workload itself does not batch.
 _BATCH = 8
 
@@ -32,7 +31,6 @@ def backends(
     """
     from rich.console import Console
 
-    from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.backends import render_backends
     from latfix.runners.backend_comparison.comparison import measure_backends
     from latfix.runners.replay.run_session import open_folder
@@ -46,14 +44,11 @@ def backends(
     settings = spec.settings.with_overrides(options.check_device(replayed.device))
     schedule = options.load_traffic(spec, replayed)
     target = output_options.Target.open("--json", json_file)
-    folder = None if out is None else open_folder(out)
+    keep = None if out is None else open_folder(out) / "backends.json"
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):
         found = measure_backends(
             spec, schedule, settings, batch=wanted, explicit=batch is not None, seconds=seconds, seed=replayed.seed
         )
-    document = found.to_json()
-    if folder is not None:
-        write_json(folder / _DOCUMENT, document)
-    target.report(document, lambda: render_backends(found))
+    target.report(found, lambda: render_backends(found), keep=keep)
     return EXIT_OK

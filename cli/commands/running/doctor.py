@@ -10,8 +10,6 @@ from latfix.cli.shared.options import JsonOption, KeepOption
 from latfix.cli.shared.output_options import Target
 from latfix.errors import EXIT_OK, InputError
 
-_DOCUMENT = "doctor.json"
-
 
 def doctor(
     seconds: Annotated[
@@ -26,7 +24,6 @@ def doctor(
     """
     from rich.console import Console
 
-    from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.doctor import render_doctor
     from latfix.runners.doctor.examine import examine
     from latfix.runners.replay.run_session import open_folder
@@ -34,11 +31,8 @@ def doctor(
     if not 0 <= seconds <= 3600:
         raise InputError(f"--seconds: found {seconds:g}; expected a number from 0 to 3600")
     target = Target.open("--json", json_file)
-    folder = None if out is None else open_folder(out)
+    keep = None if out is None else open_folder(out) / "doctor.json"
     with Console(stderr=True).status("examining …"):
         found = examine(seconds)
-    document = found.to_json()
-    if folder is not None:
-        write_json(folder / _DOCUMENT, document)
-    target.report(document, lambda: render_doctor(found))
+    target.report(found, lambda: render_doctor(found), keep=keep)
     return EXIT_OK

@@ -108,5 +108,5 @@ def _conclude(board: Scoreboard, target: Target) -> int:
     """Write the document and show the scoreboard."""
     from latfix.reports.terminal.selftest import render_scoreboard
 
-    target.report(board.to_json(), lambda: render_scoreboard(board))
+    target.report(board, lambda: render_scoreboard(board))
     return EXIT_INTERRUPTED if board.interrupted else EXIT_OK

@@ -132,7 +132,7 @@ def _conclude(folder: Path, found: Swept, outcome: Outcome, target: output_optio
 
     _write(folder, found)
     write_sweep_report(folder / "report.html", found)
-    target.report(found.to_json(), lambda: render_sweep(found, folder=folder))
+    target.report(found, lambda: render_sweep(found, folder=folder))
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     if outcome.measured and not any(one.point.requests["ok"] for one in outcome.measured):

@@ -138,11 +138,10 @@ def _conclude(folder: Path, found: Trial, target: output_options.Target) -> int:
     from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.trial import render_trial
 
-    document = found.to_json()
     with writing_into(folder):
-        write_json(folder / "trial.json", document)
+        write_json(folder / "trial.json", found.to_json())
         write_trial_page(folder / "report.html", found, folder)
-    target.report(document, lambda: render_trial(found, folder=folder))
+    target.report(found, lambda: render_trial(found, folder=folder))
     if found.interrupted:
         return EXIT_INTERRUPTED
     if found.failure:
