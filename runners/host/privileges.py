@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.runners.host.kernel_files import System
@@ -12,22 +11,19 @@ from latfix.runners.host.kernel_files import System
 #: Bits of the effective capability set (``capability.h``).
 CAP_IPC_LOCK = 14
 CAP_SYS_NICE = 23
-_MIB = 1 << 20
+_SYSTEM = System()
 
 
-def has_capability(bit: int, status: Path = Path("/proc/self/status")) -> bool:
+def has_capability(bit: int, system: System = _SYSTEM) -> bool:
     """True if the capability is in this process's effective set; ``False`` on systems without capabilities."""
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:
-        return False
+    lines = (system.text("/proc/self/status") or "").splitlines()
     effective = next((line.partition(":")[2] for line in lines if line.startswith("CapEff:")), "0")
     return bool(int(effective, 16) >> bit & 1)
 
 
 def status_bytes(name: str) -> int:
     """A field of ``/proc/self/status`` that is in kB, as bytes; 0 if missing."""
-    return System().fields("/proc/self/status").get(name, 0) * 1024
+    return _SYSTEM.fields("/proc/self/status").get(name, 0) * 1024
 
 
 def current_nice() -> int:
@@ -63,6 +59,6 @@ def lockable_bytes() -> int | None:
 
 def available_bytes() -> int:
     """Memory available without swapping, within the cgroup's limit; 0 if the system does not report it."""
-    free = System().fields("/proc/meminfo").get("MemAvailable", 0) * 1024
+    free = _SYSTEM.fields("/proc/meminfo").get("MemAvailable", 0) * 1024
     known = [size for size in (free or None, ControlGroups().memory_left()) if size is not None]
     return max(min(known), 1) if known else 0

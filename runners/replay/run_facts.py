@@ -18,6 +18,7 @@ from latfix.profilers.gpu.alloc_conf import ALLOC_CONF, OLDER_CONF
 from latfix.runners.gpu_memory.batch_memory import RESET_PEAK
 from latfix.runners.gpu_memory.caching_allocator import DeviceFacts, allocators_of
 from latfix.runners.host.cpu_topology import cores_text
+from latfix.runners.host.kernel_files import System
 from latfix.runners.host.malloc_libraries import loaded_allocator
 from latfix.runners.host.privileges import available_bytes, status_bytes
 from latfix.runners.host.process_setup import autogroup_nice, memory_facts
@@ -28,6 +29,8 @@ from latfix.runners.scheduling.keep_warm import summed
 if TYPE_CHECKING:
     from latfix.runners.engine.engine import Engine
     from latfix.runners.service.loaded_service import Service
+
+_SYSTEM = System()
 
 
 @dataclass(slots=True)
@@ -148,21 +151,14 @@ def _named(environment: Mapping[str, str]) -> list[str]:
 
 def migrations(tid: int) -> int:
     """How often the kernel moved a thread to another core so far; 0 if it does not report it."""
-    try:
-        lines = Path(f"/proc/self/task/{tid}/sched").read_text().splitlines()
-    except OSError:
-        return 0
+    lines = (_SYSTEM.text(f"/proc/self/task/{tid}/sched") or "").splitlines()
     return next((int(line.rpartition(":")[2]) for line in lines if line.startswith("se.nr_migrations")), 0)
 
 
-def nodes_of_memory(maps: Path = Path("/proc/self/numa_maps")) -> dict[str, int]:
+def nodes_of_memory(system: System = _SYSTEM) -> dict[str, int]:
     """Anonymous pages of this process by memory node (``N0``); empty if the system does not report them."""
     pages: dict[str, int] = {}
-    try:
-        lines = maps.read_text().splitlines()
-    except OSError:
-        return pages
-    for line in lines:
+    for line in (system.text("/proc/self/numa_maps") or "").splitlines():
         fields = line.split()[2:]
         if any(part.startswith("file=") for part in fields):
             continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from latfix.runners.fixes.fix import Context, Fix
 from latfix.runners.fixes.quantize.reduced_precision import (
     available,
@@ -13,6 +11,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     unquantized,
 )
 from latfix.runners.fixes.shared.model_facts import COMPUTE
+from latfix.runners.host.kernel_files import System
 
 #: Compute capability of the first GPUs with bfloat16 products; older ones emulate it.
 _LEAST = (8, 0)
@@ -20,10 +19,7 @@ _LEAST = (8, 0)
 
 def native_bf16() -> bool:
     """True if this CPU has bfloat16 instructions."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+    flags = System().text("/proc/cpuinfo") or ""
     return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
 
 

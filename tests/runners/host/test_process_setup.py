@@ -251,10 +251,11 @@ def test_the_kernels_mode_is_read(tmp_path: Path) -> None:
 
 
 def test_capabilities_are_read(tmp_path: Path) -> None:
-    status = tmp_path / "status"
+    status = tmp_path / "proc/self/status"
+    status.parent.mkdir(parents=True)
     status.write_text("Name:\tx\nVmRSS:\t  12 kB\nCapEff:\t0000000000800000\n")
-    assert has_capability(CAP_SYS_NICE, status) and not has_capability(14, status)
-    assert not has_capability(CAP_SYS_NICE, tmp_path / "nothing")
+    assert has_capability(CAP_SYS_NICE, System(tmp_path)) and not has_capability(14, System(tmp_path))
+    assert not has_capability(CAP_SYS_NICE, System(tmp_path / "nothing"))
 
 
 @linux

@@ -19,6 +19,7 @@ from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.engine.engine import Engine
 from latfix.runners.host.cpu_topology import Domain, Topology, allowed_cores
+from latfix.runners.host.kernel_files import System
 from latfix.runners.host.start_environment import environment_at_start
 from latfix.runners.replay.run_facts import RunFacts, model_bytes, nodes_of_memory
 from latfix.runners.replay.run_session import Replay, prepare_folder, replay_into
@@ -264,14 +265,15 @@ def test_each_model_is_copied_once(folder: Path) -> None:
 
 
 def test_memory_by_node_leaves_files_out(tmp_path: Path) -> None:
-    maps = tmp_path / "numa_maps"
+    maps = tmp_path / "proc/self/numa_maps"
+    maps.parent.mkdir(parents=True)
     maps.write_text(
         "7f00 default anon=5 dirty=5 N0=3 N1=2 kernelpagesize_kB=4\n"
         "7f10 default file=/lib/x.so anon=1 N1=100\n"
         "7f20 default heap anon=7 N0=7\n"
     )
-    assert nodes_of_memory(maps) == {"N0": 10, "N1": 2}
-    assert nodes_of_memory(tmp_path / "none") == {}
+    assert nodes_of_memory(System(tmp_path)) == {"N0": 10, "N1": 2}
+    assert nodes_of_memory(System(tmp_path / "none")) == {}
 
 
 @linux
