@@ -249,7 +249,9 @@ def conclude(
     where = folder or record.folder
     results, row, past = _judged(record, diagnosis, gates, seed=seed, interrupted=interrupted)
     source = diagnosis.source or Source(kind="replay", path=str(record.folder))
-    restarts = diagnosis.restarts or _earlier(diagnosis, past)
+    key, restarts = percentile_key(diagnosis.percentile), diagnosis.restarts
+    if restarts is None and past.level(key) is not None:  # the history has enough earlier runs
+        restarts = Restarts.of("history", key, past.figures(key))
     diagnosis = replace(diagnosis, gates=tuple(results), source=source, restarts=restarts)
     document = diagnosis.to_json()
     with writing_into(where):
@@ -309,12 +311,6 @@ def _judged(
         interrupted=interrupted,
     )
     return results, row, past
-
-
-def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
-    """The figures of earlier runs, if the history has enough of them."""
-    key = percentile_key(diagnosis.percentile)
-    return Restarts.of("history", key, past.figures(key)) if past.level(key) is not None else None
 
 
 def _failure(diagnosis: Diagnosis, shown: RunRecord) -> str:

@@ -15,8 +15,8 @@ from latfix.errors import InputError
 from latfix.files.atomic_write import write_json
 from latfix.gates.evaluate import evaluate, exit_code
 from latfix.gates.subject import GateSubject
-from latfix.profilers.recordings.detect import diagnose_recording, reader_of
-from latfix.profilers.recordings.reader import ReadOptions, recorded_at
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
 from latfix.reports.html.recording_page import write_recording_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.runners.replay.run_origin import origin_now
@@ -33,14 +33,6 @@ def is_recording(workload: str) -> bool:
         return path.exists() and path.name != SPEC_FILE and not is_model_file(path)
     except (OSError, ValueError):  # not a valid file name
         return False
-
-
-def check(path: Path) -> None:
-    """Check that a reader recognizes the recording, before options are checked.
-
-    :raises InputError: no reader recognizes it, or it cannot be read.
-    """
-    reader_of(recorded_at(path))
 
 
 def read_options(step: str | None, pattern: str, percentile: float | None, replayed: ReplayOptions) -> ReadOptions:

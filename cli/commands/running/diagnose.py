@@ -55,6 +55,8 @@ def diagnose(
     """
     from latfix.cli.shared import recording_flow
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates, with_rounds
+    from latfix.profilers.recordings.detect import reader_of
+    from latfix.profilers.recordings.reader import recorded_at
     from latfix.runners.http_target.address import is_address
     from latfix.runners.replay.run_session import Hung, Interrupted, default_folder, open_folder
 
@@ -66,7 +68,7 @@ def diagnose(
     again = {"--rounds": rounds if rounds != 1 else None}
     if recording_flow.is_recording(workload):
         if not pattern:
-            recording_flow.check(Path(workload))
+            reader_of(recorded_at(Path(workload)))  # raises for what no reader recognizes, before options are checked
         service.refuse(workload)
         of_groups = {**options.given(replayed), **options.given(drill_down), **options.given(served)}
         for_replays = {option: value for option, value in of_groups.items() if option not in ("--map", "--seed")}

@@ -7,7 +7,7 @@ import math
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -115,20 +115,17 @@ def _hosted(
     for spec, _ in sides:
         check_runs(spec)
 
+    def arm(label: str, spec: WorkloadSpec, settings: RunnerSettings, folder: Path) -> Arm:
+        warmup = {"warmup_requests": max(settings.warmup_requests, _WARM)}
+        return Arm(label, spec, settings.with_overrides({**overrides, **warmup}), (), folder / f"{label}.log")
+
     def arms(folder: Path) -> tuple[Arm, Arm]:
-        one, other = (
-            Arm(label, spec, _warmed(settings.with_overrides(overrides)), (), folder / f"{label}.log")
-            for label, (spec, settings) in zip(_LABELS, sides, strict=True)
-        )
+        one, other = (arm(label, *side, folder) for label, side in zip(_LABELS, sides, strict=True))
         until = time.monotonic() + budget_s
         other.patience_s = lambda: patience_s(until - time.monotonic(), one.start_s)
         return one, other
 
     return sides[1][0].name, options.load_traffic(sides[0][0], replayed), arms
-
-
-def _warmed(settings: RunnerSettings) -> RunnerSettings:
-    return settings.with_overrides({"warmup_requests": max(settings.warmup_requests, _WARM)})
 
 
 def _served(
@@ -244,8 +241,7 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     return spec, spec.settings
 
 
-@contextlib.contextmanager
-def _records(out: Path | None, *, force: bool) -> Iterator[Path]:
+def _records(out: Path | None, *, force: bool) -> contextlib.AbstractContextManager[Path]:
     """The folder of the records: ``--out``, or a temporary one."""
     from latfix.cli.shared.diagnose_flow import kept_or_temporary
 
@@ -260,8 +256,7 @@ def _records(out: Path | None, *, force: bool) -> Iterator[Path]:
             )
         if force:
             shutil.rmtree(out)
-    with kept_or_temporary(out, "latfix-gate-") as folder:
-        yield folder
+    return kept_or_temporary(out, "latfix-gate-")
 
 
 def _rounds(
