@@ -102,11 +102,7 @@ class ServedArm:
             self.close()
 
     def _started(self) -> int:
-        """Start the service and send requests until it answers; returns its process id.
-
-        :raises InputError: it keeps answering that the requests are wrong (HTTP 4xx).
-        :raises RunnerError: it does not answer in time, keeps failing, or has ended.
-        """
+        """Start the service and send requests until it answers; returns its process id."""
         self._launch()
         begun, process = self._launched, self._process
         assert process is not None
@@ -137,10 +133,7 @@ class ServedArm:
         )
 
     def _launch(self) -> None:
-        """Start the command, if it does not run.
-
-        :raises RunnerError: another service answers at the address.
-        """
+        """Start the command, if it does not run."""
         if self._process is not None:
             return
         if self._answers():

@@ -180,10 +180,7 @@ def _decided(
 
 
 def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declared: Collection[str]) -> int | None:
-    """The batch dimension of an input; ``None`` for none.
-
-    :raises InputError: no rule decides.
-    """
+    """The batch dimension of an input; ``None`` for none."""
     others_vary = any(other.axes and other.axes[0].size is None for other in model.inputs)
     found = _decided(given.axes, rule, declared, others_vary)
     if found is not None:
@@ -203,10 +200,7 @@ def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declare
 
 
 def _known_axes(given: TensorInput, rule: InputRule, file: Path) -> tuple[Axis, ...] | None:
-    """Dimensions by the file, or by ``[inputs]`` if the file states none.
-
-    :raises InputError: they contradict each other.
-    """
+    """Dimensions by the file, or by ``[inputs]`` if the file states none."""
     if rule.shape is None:
         return given.axes
     if given.axes is None:

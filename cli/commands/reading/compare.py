@@ -88,10 +88,7 @@ def compare(
 
 
 def _rounds(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """The pairs to compare, each a round.
-
-    :raises InputError: a pair is incomplete, or a run is in two pairs.
-    """
+    """The pairs to compare, each a round."""
     if len(folders) % 2:
         raise InputError(f"{folders[-1]}: found a run without its counterpart; expected pairs: BASE NEW BASE NEW")
     rounds = list(zip(folders[::2], folders[1::2], strict=True))

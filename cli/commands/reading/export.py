@@ -67,10 +67,7 @@ def export(
 
 
 def _send(subject: Subject, run: Path, endpoint: str) -> str:
-    """Send spans and metrics to a collector; returns what was sent, in words.
-
-    :raises InputError: the collector cannot be reached, or does not take them.
-    """
+    """Send spans and metrics to a collector; returns what was sent, in words."""
     from latfix.formatting import counted
     from latfix.reports.exports.otlp_http import Collector
     from latfix.reports.exports.otlp_metrics import otlp_metrics
@@ -90,10 +87,7 @@ def _send(subject: Subject, run: Path, endpoint: str) -> str:
 
 
 def _write(subject: Subject, chosen: Format, where: Path) -> None:
-    """Write a file whole or not at all.
-
-    :raises InputError: it cannot be written, or holds recorded data.
-    """
+    """Write a file whole or not at all."""
     import gzip
 
     from latfix.cli.shared.output_options import check_writable
@@ -109,10 +103,7 @@ def _write(subject: Subject, chosen: Format, where: Path) -> None:
 
 
 def _subject(run: Path, name: str, chosen: Format) -> Subject:
-    """The input of a format.
-
-    :raises InputError: there is no such run, or it lacks what the format needs.
-    """
+    """The input of a format."""
     from latfix.reports.exports.formats import Subject
 
     run = run.parent if run.name == "run.json" else run

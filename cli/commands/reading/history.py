@@ -70,10 +70,7 @@ def history(
 
 
 def _name(past: History, workload: str) -> str:
-    """The recorded name of a workload given by name or folder.
-
-    :raises InputError: it has no recorded runs.
-    """
+    """The recorded name of a workload given by name or folder."""
     known = past.workloads()
     if workload in known:
         return workload

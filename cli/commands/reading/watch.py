@@ -73,10 +73,7 @@ def watch(
 
 
 def _diagnosis(folder: Path, last_s: float, percentile: float | None) -> Diagnosis | None:
-    """The diagnosis of the last seconds; ``None`` before the first request.
-
-    :raises InputError: the folder is not such a record.
-    """
+    """The diagnosis of the last seconds; ``None`` before the first request."""
     from latfix.profilers.recordings.reader import ReadOptions, recorded_at
     from latfix.profilers.recordings.service_log import READER, RUNNER, diagnose, diagnose_runner
 

@@ -190,10 +190,7 @@ def _kind_of(text: str, workload: str) -> Literal["workload", "plan", "folder"]:
 
 
 def _check_use(sides: Sequence[str], workload: str) -> None:
-    """Check that ``--workload`` says something about the sides.
-
-    :raises InputError: it is absent from a workload that it would have to be inside of, or outside of a folder.
-    """
+    """Check that ``--workload`` says something about the sides."""
     kinds = {text: _kind_of(text, workload) for text in sides}
     if not workload or "plan" in kinds.values():
         return
@@ -208,10 +205,7 @@ def _check_use(sides: Sequence[str], workload: str) -> None:
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
-    """A workload and its settings, from a workload, a plan, or a folder that contains a workload.
-
-    :raises InputError: it is none of them.
-    """
+    """A workload and its settings, from a workload, a plan, or a folder that contains a workload."""
     from latfix.config.workload_toml import load_spec
     from latfix.runners.http_target.address import is_address
 

@@ -164,10 +164,7 @@ def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> 
 
 
 def _check_budget(budget_s: float, schedule: Traffic) -> None:
-    """Refuse a budget in which nothing can be replayed.
-
-    :raises InputError: it is shorter than one replay of the shortest stretch.
-    """
+    """Refuse a budget in which nothing can be replayed."""
     from latfix.runners.optimize.screening_windows import SHORTEST_S
 
     least_s = min(SHORTEST_S, schedule.duration_s - schedule.start_s)
@@ -179,10 +176,7 @@ def _check_budget(budget_s: float, schedule: Traffic) -> None:
 
 
 def _check(trials: int | None, resume: Path | None, out: Path | None) -> None:
-    """Check ``--trials`` and ``--resume``.
-
-    :raises InputError: too few trials, no folder to continue in, or ``--out`` as well.
-    """
+    """Check ``--trials`` and ``--resume``."""
     if trials is not None and trials < 1:
         raise InputError(f"--trials: found {trials}; expected 1 or more candidates")
     if resume is None:
