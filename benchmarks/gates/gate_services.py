@@ -29,11 +29,11 @@ import numpy as np
 from benchmarks.gates.gate_power import CASES, QUANTILES, decided
 from benchmarks.gates.gate_worlds import Floats
 from benchmarks.result_file import RESULTS, ROOT, earlier_result, write_result
+from latfix.cli.commands.init import write_starter
 from latfix.cli.commands.running.gate import places
 from latfix.cli.shared.address_flow import AddressOptions, served_arm, spec_of
 from latfix.cli.shared.options import parse_budget
 from latfix.cli.shared.replay_progress import ReplayLines
-from latfix.cli.shared.starter_workload import write_starter
 from latfix.config.workload_toml import WorkloadSpec, load_spec, read_spec
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.gate.paired_rounds import Round, Side, cut, part_seconds, replay_rounds

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.result_file import write_result
-from latfix.cli.shared.starter_workload import write_starter
+from latfix.cli.commands.init import write_starter
 from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.profilers.probes.thread_counters import NO_ACCOUNT, NO_GROWTH
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
