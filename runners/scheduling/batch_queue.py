@@ -49,6 +49,7 @@ class BatchQueue:
     :param limits: replaces ``max_batch_size`` and ``window_ns`` if a controller moves them.
     :param doomed: True for a request that is no longer worth serving at a given time.
     :param clock: replaced in tests on simulated time.
+    :ivar lock: of the queue, and of the router of a subclass.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class BatchQueue:
         self._clock = clock
         self._backlog = Backlog(ordering=ordering, by_length=by_length, memory_limit=memory_limit)
         self._closed = False
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
         # One worker forms a batch at a time; the others wait here for their turn, not for requests.
         self._forming = threading.Lock()
 

@@ -27,14 +27,9 @@ class RoutedQueue(BatchQueue):
         super().__init__(**rest)
         self.router = router
         #: Wakes each worker: conditions on the queue's lock, which simulated clocks replace.
-        self.bells: list[Any] = [threading.Condition(self._lock) for _ in range(workers)]
+        self.bells: list[Any] = [threading.Condition(self.lock) for _ in range(workers)]
         self._doors = [Door(self, worker) for worker in range(workers)]
         self._filled_ns = 0
-
-    @property
-    def locked(self) -> threading.Lock:
-        """The lock of the queue and its router."""
-        return self._lock
 
     def door(self, worker: int) -> Door:
         return self._doors[worker]
@@ -46,7 +41,7 @@ class RoutedQueue(BatchQueue):
 
     def close(self) -> None:
         """Accept no more requests: doors return what waits, then ``None``."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             self.router.close(self._clock())
             for bell in self.bells:
@@ -54,7 +49,7 @@ class RoutedQueue(BatchQueue):
 
     def note_others(self, worker: int, others: float) -> None:
         """Note the current share of a device used by other processes; see :meth:`Router.note_others`."""
-        with self._lock:
+        with self.lock:
             self.router.note_others(worker, others, self._clock())
 
     def arrive(self, worker: int, free_ns: int, now_ns: int) -> None:
@@ -97,7 +92,7 @@ class RoutedQueue(BatchQueue):
 
     def take_at(self, worker: int, free_ns: int, patience_s: float | None) -> Formed | None:
         """A batch, ``None`` when closed, ``IDLE`` if none was available for ``patience_s`` seconds."""
-        with self._lock:
+        with self.lock:
             now = self._clock()
             until = None if patience_s is None else now + int(patience_s * 1e9)
             self.arrive(worker, free_ns, now)
@@ -120,7 +115,7 @@ class RoutedQueue(BatchQueue):
         """Up to ``most`` requests for a worker that has room in its current batch; ``None`` for none."""
         if not len(self._backlog):
             return None
-        with self._lock:
+        with self.lock:
             waiting, now = len(self._backlog), self._clock()
             if not waiting:
                 return None
@@ -184,7 +179,7 @@ class Door:
 
         :param shared: average number of rows in its steps; 0 if it was not served in steps.
         """
-        with self._queue.locked:
+        with self._queue.lock:
             ticket = self._rows.pop(slot, None)
             if ticket is not None:
                 router = self._queue.router
