@@ -134,15 +134,6 @@ class Reference:
             raise input_error(file, None, found, "the answers of a search's baseline", todo) from error
 
 
-@dataclass(slots=True)
-class _Evaluated:
-    """Requests that ``evaluate`` predicted, the answers to them, and its score."""
-
-    ids: list[str] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
-    score: float = math.nan
-
-
 def evaluate(
     service: Service,
     traffic: Traffic,
@@ -302,25 +293,24 @@ def _by_own_score(
     if save is None:
         return accuracy
     _, own = compare_own(service, requests[:_OWN_SAMPLE], ends=_OWN_ENDS)
-    Reference(yardstick=own.yardstick, ids=tuple(new.ids), answers=tuple(new.answers), score=new.score).save(save)
+    replace(new, yardstick=own.yardstick).save(save)
     return replace(accuracy, answers=own.check.to_json(), again_s=again_s)
 
 
-def _evaluate(service: Service) -> _Evaluated:
-    evaluated = _Evaluated()
+def _evaluate(service: Service) -> Reference:
+    ids, answers = list[str](), list[Any]()
 
     def predict(requests: Sequence[Request]) -> list[Any]:
         outcomes = service.predict(list(requests))
         for request, outcome in zip(requests, outcomes, strict=True):
             if outcome.status != Status.OK:
                 raise RunnerError(f"request {request.id!r} failed while measuring accuracy: {outcome.error}")
-        answers = [outcome.output for outcome in outcomes]
-        evaluated.ids += [request.id for request in requests]
-        evaluated.answers += answers
-        return answers
+        ids.extend(request.id for request in requests)
+        answers.extend(outcome.output for outcome in outcomes)
+        return answers[len(answers) - len(outcomes) :]
 
-    evaluated.score = _score(service, predict)
-    return evaluated
+    score = _score(service, predict)
+    return Reference(ids=tuple(ids), answers=tuple(answers), score=score)
 
 
 def _score(service: Service, predict: Any) -> float:
@@ -337,25 +327,26 @@ def _score(service: Service, predict: Any) -> float:
 
 
 def _compared_scores(
-    service: Service, new: _Evaluated, reference: Reference | None, max_drop: float | None
+    service: Service, new: Reference, reference: Reference | None, max_drop: float | None
 ) -> Accuracy:
-    n = len(new.ids)
-    fields: dict[str, Any] = {"score": new.score, "kind": "evaluate", "samples": n}
-    if 0.0 <= new.score <= 1.0 and n:
-        fields["lo"], fields["hi"] = wilson_interval(round(new.score * n), n)
+    n, score = len(new.ids), new.score
+    assert score is not None
+    fields: dict[str, Any] = {"score": score, "kind": "evaluate", "samples": n}
+    if 0.0 <= score <= 1.0 and n:
+        fields["lo"], fields["hi"] = wilson_interval(round(score * n), n)
     # Scores cannot be paired if each evaluation draws other requests.
-    if reference is None or reference.score is None or reference.ids != tuple(new.ids):
+    if reference is None or reference.score is None or reference.ids != new.ids:
         return Accuracy(**fields)
     before, after = ([outputs_of(one) for one in answers] for answers in (reference.answers, new.answers))
     found = difference(reference.yardstick, before, after)
-    fields |= {**_agreement_fields(found), "loss": reference.score - new.score}
+    fields |= {**_agreement_fields(found), "loss": reference.score - score}
     loss = _loss(service, new, reference, max_drop)
     if loss is not None:
         fields |= {"loss": loss.value, "loss_lo": loss.lo, "loss_hi": loss.hi}
     return Accuracy(**fields)
 
 
-def _loss(service: Service, new: _Evaluated, reference: Reference, max_drop: float | None) -> Interval | None:
+def _loss(service: Service, new: Reference, reference: Reference, max_drop: float | None) -> Interval | None:
     """The loss with its interval; ``None`` if the score does not depend on the answers alone.
 
     :param max_drop: if the interval does not decide on it, the answers' deviation is exaggerated.
@@ -371,7 +362,7 @@ def _loss(service: Service, new: _Evaluated, reference: Reference, max_drop: flo
 
         return _score(service, predict)
 
-    if score_of(list(reference.answers)) != reference.score or score_of(new.answers) != new.score:
+    if any(score_of(list(known.answers)) != known.score for known in (reference, new)):
         return None
     found = paired_loss(score_of, reference.answers, new.answers)
     if found is None or not too_few_to_tell(found, max_drop):
