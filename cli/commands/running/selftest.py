@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from latfix.cli.shared.output_options import Target
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
     from latfix.runners.selftest.case import Case
 
@@ -50,12 +53,17 @@ def selftest(
     json_file: JsonOption = None,
 ) -> int:
     """Inject known faults here, and score the diagnosis."""
+    from rich.console import Console
+
     from latfix.cli.shared.diagnose_flow import kept_or_temporary
     from latfix.files.atomic_write import write_json
-    from latfix.runners.selftest.plan import plan_cases
+    from latfix.reports.terminal.selftest import minutes
+    from latfix.runners.selftest.plan import by_group, estimate_s, plan_cases
     from latfix.runners.selftest.run import rescore as score_again
     from latfix.runners.selftest.run import run_selftest
 
+    console = Console(stderr=True, highlight=False)
+    on_case = partial(_show, console)
     check_seed(seed)
     if not 1 <= repeat <= 1000:
         raise InputError(f"--repeat: found {repeat}; expected a whole number from 1 to 1000")
@@ -66,42 +74,25 @@ def selftest(
                 "option but --json"
             )
         target = Target.open("--json", json_file)
-        return _conclude(score_again(rescore, on_case=_Progress().on_case), target)
+        return _conclude(score_again(rescore, on_case=on_case), target)
     chosen = {"causes": tuple(cause or ()), "intensities": tuple(intensity or ())}
     cases = plan_cases(quick=quick, seed=seed, repeat=repeat, **chosen)
     target = Target.open("--json", json_file)
     with kept_or_temporary(out, "latfix-selftest-") as folder:
-        progress = _Progress()
-        progress.estimate(cases)
-        board = run_selftest(cases, folder, keep=out is not None, seed=seed, quick=quick, on_case=progress.on_case)
+        groups = ", ".join(f"{number} {group}" for group, number in by_group(cases).items())
+        console.print(f"selftest: {len(cases)} runs ({groups}), about {minutes(estimate_s(cases))}")
+        board = run_selftest(cases, folder, keep=out is not None, seed=seed, quick=quick, on_case=on_case)
         write_json(folder / "selftest.json", board.to_json())
     return _conclude(board, target)
 
 
-class _Progress:
-    """A line on standard error for each case."""
+def _show(console: Console, place: int, of: int, case: Case, score: CaseScore | None) -> None:
+    """Print a case when it starts, on a terminal, and when it is scored."""
+    from latfix.reports.terminal.selftest import case_line
 
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False)
-
-    def estimate(self, cases: list[Case]) -> None:
-        """Print the planned runs and their duration."""
-        from latfix.reports.terminal.selftest import minutes
-        from latfix.runners.selftest.plan import by_group, estimate_s
-
-        groups = ", ".join(f"{number} {group}" for group, number in by_group(cases).items())
-        self._console.print(f"selftest: {len(cases)} runs ({groups}), about {minutes(estimate_s(cases))}")
-
-    def on_case(self, place: int, of: int, case: Case, score: CaseScore | None) -> None:
-        """Print a case when it starts, and when it is scored."""
-        from latfix.reports.terminal.selftest import case_line
-
-        if score is not None:
-            self._console.print(case_line(place, of, case.id, score), soft_wrap=True)
-        elif self._console.is_terminal:
-            self._console.print(case_line(place, of, case.id, None), end="\r", soft_wrap=True)
+    if score is not None or console.is_terminal:
+        end = "\n" if score is not None else "\r"
+        console.print(case_line(place, of, case.id, score), end=end, soft_wrap=True)
 
 
 def _conclude(board: Scoreboard, target: Target) -> int:
