@@ -81,8 +81,16 @@ def try_ideas(
     target = output_options.Target.open("--json", json_file)
     folder = open_folder(out or default_folder(spec.name, "try"))
     origin = origin_now(spec.folder)
-    how = {"budget_s": budget_s, "rounds": rounds, "seed": replayed.seed}
-    found = SideBySide(ideas, schedule, folder, **how, watch=shown.replay, say=shown.say).run()
+    found = SideBySide(
+        ideas,
+        schedule,
+        folder,
+        budget_s=budget_s,
+        rounds=rounds,
+        seed=replayed.seed,
+        watch=shown.replay,
+        say=shown.say,
+    ).run()
     return _conclude(folder, replace(found, origin=origin), target)
 
 
