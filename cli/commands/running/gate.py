@@ -216,23 +216,13 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     path, kind = Path(text), _kind_of(text, workload)
     if not path.exists() and " " in text:
         raise InputError(f"{text}: found no such file; a command that starts a service needs --address URL")
-    if kind == "workload":
-        spec = load_spec(text, traffic=traffic, profile=profile)
-        return spec, spec.settings
-    if not workload:
+    if kind != "workload" and not workload:
         raise InputError(
             f"{text}: found no workload there; a plan or another folder needs --workload, a command --address"
         )
-    if kind == "plan":
-        from latfix.runners.host.apply_plan import with_plan
-
-        spec = load_spec(workload, traffic=traffic, profile=profile)
-        settings, plan = with_plan(spec.settings, path)
-        if strange := plan.strange_to(spec.name):
-            typer.echo(f"warning: {strange}", err=True)
-        return spec, settings
-    spec = load_spec(str(path / workload), traffic=traffic, profile=profile)
-    return spec, spec.settings
+    place = {"workload": text, "plan": workload, "folder": str(path / workload)}[kind]
+    spec = load_spec(place, traffic=traffic, profile=profile)
+    return spec, options.service_settings(spec, path if kind == "plan" else None, None)[0]
 
 
 def _records(out: Path | None, *, force: bool) -> contextlib.AbstractContextManager[Path]:
