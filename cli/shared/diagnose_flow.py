@@ -37,7 +37,7 @@ from latfix.results.request_explanation import Story
 from latfix.run_record import chunked_record
 from latfix.run_record.chunked_record import RecordFile, open_record
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.replay.run_session import open_folder
+from latfix.runners.replay.run_session import open_folder, writing_into
 from latfix.settings import PERCENTILE
 from latfix.statistics.censored import outcomes_of
 from latfix.statistics.percentiles import percentile_grid, percentile_key
@@ -139,20 +139,6 @@ def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequ
     """The diagnosis of the first of several runs, with the figures of all."""
     values = [outcomes_of(each).percentiles_ns([diagnosis.percentile])[0] / 1e6 for each in (first, *again)]
     return replace(diagnosis, restarts=Restarts.of("rounds", percentile_key(diagnosis.percentile), values))
-
-
-@contextlib.contextmanager
-def writing_into(folder: Path) -> Iterator[None]:
-    """Turn an ``OSError`` in the block into an :class:`InputError` about the folder.
-
-    :raises InputError: the folder cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
-        ) from error
 
 
 @contextlib.contextmanager

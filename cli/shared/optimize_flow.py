@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import latfix
-from latfix.cli.shared.diagnose_flow import Gates, with_stories, writing_into
+from latfix.cli.shared.diagnose_flow import Gates, with_stories
 from latfix.cli.shared.output_options import Outputs
 from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.config.plan import Plan, PlannedFix, write_plan
@@ -36,7 +36,7 @@ from latfix.results.optimization_step import Step, ablation
 from latfix.runners.optimize import optimizer
 from latfix.runners.optimize.offered_load import saturating
 from latfix.runners.optimize.optimizer import Options, Outcome
-from latfix.runners.replay.run_session import Interrupted
+from latfix.runners.replay.run_session import Interrupted, writing_into
 from latfix.settings import RunnerSettings
 from latfix.statistics.censored import outcomes_of
 from latfix.statistics.decision import RatioEstimate

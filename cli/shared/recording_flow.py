@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from latfix.cli.shared.diagnose_flow import Gates, writing_into
+from latfix.cli.shared.diagnose_flow import Gates
 from latfix.cli.shared.options import ReplayOptions
 from latfix.cli.shared.output_options import Outputs
 from latfix.config.model_file_kind import is_model_file
@@ -20,7 +20,7 @@ from latfix.profilers.recordings.reader import ReadOptions
 from latfix.reports.html.recording_page import write_recording_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.runners.replay.run_origin import origin_now
-from latfix.runners.replay.run_session import check_folder, default_folder, open_folder
+from latfix.runners.replay.run_session import check_folder, default_folder, open_folder, writing_into
 from latfix.statistics.censored import Outcomes
 
 

@@ -7,6 +7,7 @@ import datetime
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,18 +89,15 @@ def default_folder(workload: str, command: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     base = Path("latfix-runs") / f"{plain_name(workload, 'workload')}-{command}-{stamp}"
     path, k = base, 1
-    try:
+    with writing_into(base):
         base.parent.mkdir(exist_ok=True)
-        while True:
-            try:
-                path.mkdir()
-            except FileExistsError:  # a check first would let two runs in the same second pick the same name
-                k += 1
-                path = base.with_name(f"{base.name}-{k}")
-            else:
-                return path
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    while True:
+        # A check first would let two runs in the same second pick the same name.
+        with writing_into(path), contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+        k += 1
+        path = base.with_name(f"{base.name}-{k}")
 
 
 def new_folder(path: Path) -> Path:
@@ -116,13 +114,11 @@ def check_folder(path: Path) -> None:
 
     :raises InputError: it is a file, is not empty, or cannot be looked into.
     """
-    try:
+    with writing_into(path):
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
         if path.is_dir() and any(path.iterdir()):
             raise _not_empty(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def open_folder(path: Path) -> Path:
@@ -131,13 +127,11 @@ def open_folder(path: Path) -> Path:
     :raises InputError: it exists and is not empty, cannot be written, or its disk is full.
     """
     check_folder(path)
-    try:
+    with writing_into(path):
         path.mkdir(parents=True, exist_ok=True)
         if not claim(path):
             raise _not_empty(path)
         free = shutil.disk_usage(path).free
-    except OSError as error:
-        raise _unwritable(path, error) from error
     if free < _NEEDED_BYTES:
         raise InputError(f"{path}: found {free >> 20} MiB free; expected {_NEEDED_BYTES >> 20} MiB or more")
     return path
@@ -162,8 +156,18 @@ def _not_empty(path: Path) -> InputError:
     return InputError(f"{path}: found a folder that is not empty; name another with --out, nothing is overwritten")
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot write there ({error.strerror}); name another folder with --out")
+@contextlib.contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Turn an ``OSError`` in the block into an :class:`InputError` about the folder.
+
+    :raises InputError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
+        ) from error
 
 
 def prepare_folder(path: Path, replay: Replay) -> RunFolder:

@@ -144,8 +144,8 @@ def _conclude(folder: Path, found: Swept, outcome: Outcome, target: output_optio
 
 
 def _write(folder: Path, found: Swept) -> None:
-    from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
+    from latfix.runners.replay.run_session import writing_into
 
     with writing_into(folder):
         write_json(folder / "sweep.json", found.to_json())

@@ -142,9 +142,10 @@ def parse_ideas(
 
 
 def _conclude(folder: Path, found: Trial, target: output_options.Target) -> int:
-    from latfix.cli.shared.diagnose_flow import write_trial_page, writing_into
+    from latfix.cli.shared.diagnose_flow import write_trial_page
     from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.trial import render_trial
+    from latfix.runners.replay.run_session import writing_into
 
     with writing_into(folder):
         write_json(folder / "trial.json", found.to_json())
