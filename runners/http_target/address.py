@@ -105,20 +105,16 @@ def parse_address(text: str) -> Address:
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     where = f"[{host}]" if ":" in host else host
     place = f"{parts.scheme}://{where}{'' if parts.port is None else f':{port}'}{target}"
+    # Values of the query may be keys of the service.
+    names = "&".join(f"{name}=…" for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     return Address(
         scheme=parts.scheme,
         host=host,
         port=port,
         target=f"{target}?{quote(parts.query, safe='/%:@!$&()*+,;=?~-._')}" if parts.query else target,
-        shown=f"{place}{_names_of(parts.query)}",
+        shown=f"{place}?{names}" if names else place,
         authorization=_basic(parts),
     )
-
-
-def _names_of(query: str) -> str:
-    """The query without its values, which may be keys of the service."""
-    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
-    return f"?{'&'.join(f'{name}=…' for name in names)}" if names else ""
 
 
 def _basic(parts: SplitResult) -> str:
