@@ -57,7 +57,9 @@ class RunnerProcess:
         runs: Mapping[str, Any] = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.to_json()}
         self._module, self._job = module, dict(runs if job is None else job)
         self._hang_limit_s = settings.hang_limit_ms / 1e3
-        self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
+        # An adapter that makes inputs from `hash(request.id)` must make the same ones in each process.
+        hashes = {"PYTHONHASHSEED": str(settings.seed % 2**32)}
+        self._env = {**hashes, **process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LineReader | None = None

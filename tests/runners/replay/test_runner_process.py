@@ -102,7 +102,7 @@ def test_it_starts_reports_itself_and_ends_with_its_children(tmp_path: Path, wri
         assert ready["machine"]["cores"] >= 1
         assert ready["default_collate"] is True and ready["evaluates"] is False
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        assert b"LATFIX_TEST=1" in environment
+        assert {b"LATFIX_TEST=1", b"PYTHONHASHSEED=0"} <= set(environment)
         # Nothing is timed after a profile, and tearing CUPTI down may crash with captured graphs.
         assert not any(variable.startswith(b"TEARDOWN_CUPTI") for variable in environment)
         # A stopped process does nothing; after it continues, it still answers.
