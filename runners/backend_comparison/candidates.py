@@ -17,9 +17,9 @@ from latfix.config.tensorrt_requirements import driver_missing
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
 from latfix.runners.backends.onnx_export import Exported, dynamic_of, example_of, export, sizes_of
-from latfix.runners.backends.replaced_model import FlatModel, export_program
+from latfix.runners.backends.replaced_model import FlatModel, answers_to, export_program
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
-from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, describe
+from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 from latfix.runners.model_files.file_module import FileModule
 from latfix.runners.model_files.file_workload import FileWorkload
@@ -138,7 +138,7 @@ class Converter:
         """
         inputs: tuple[str, ...] = ()
         with torch.no_grad():
-            outputs = flatten(call_on_copy(self._model, self._example))[1]
+            outputs = self._outputs
             started = time.perf_counter()
             if backend == exported.BACKEND:
                 file, sizes = self._folder / "model.pt2", sizes_of([flatten(batch)[0] for batch in self._batches])
@@ -161,6 +161,10 @@ class Converter:
         if self._onnx is None:  # both backends read the same file; not cached, so that its export is timed
             self._onnx = export(self._model, self._batches, self._sources, fresh=True)
         return self._onnx
+
+    @functools.cached_property
+    def _outputs(self) -> Any:
+        return answers_to(self._model, self._batches)[1]
 
     @functools.cached_property
     def _example(self) -> Any:

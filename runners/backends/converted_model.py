@@ -14,7 +14,7 @@ from latfix.errors import RunnerError
 from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
-from latfix.runners.backends.replaced_model import ReplacedModel
+from latfix.runners.backends.replaced_model import ReplacedModel, answers_to
 from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, describe
@@ -87,14 +87,13 @@ def _convert(
     fresh: bool,
 ) -> tuple[ReplacedModel, Conversion]:
     started = time.perf_counter()
+    expected, outputs = answers_to(model, batches)
     exported = export(model, batches, sources, fresh=fresh)
     threads = settings.intra_op_threads or torch.get_num_threads()
     try:
-        with torch.no_grad():
-            expected = [flatten(call_on_copy(model, batch)) for batch in batches]
         graph = load_graph(exported, threads, settings)
-        converted = _replacement(model, exported, tally.counting(graph.run), batches[0], expected[0][1])
-        deviation = largest_deviation([tensors for tensors, _ in expected], converted, batches)
+        converted = _replacement(model, exported, tally.counting(graph.run), batches[0], outputs)
+        deviation = largest_deviation(expected, converted, batches)
     except KeyboardInterrupt:
         raise
     except USER_ERRORS as error:

@@ -14,7 +14,7 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.backends.artifact_cache import cache_folder, keep, model_digest, used
-from latfix.runners.backends.replaced_model import export_program, quiet, raised_as, root_reason
+from latfix.runners.backends.replaced_model import check_constants, export_program, quiet, raised_as, root_reason
 from latfix.runners.calls.tensor_tree import flatten
 
 #: For each tensor, the size of each dimension, ``None`` if it varies.
@@ -49,13 +49,15 @@ def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fre
     """
     started = time.perf_counter()
     try:
-        flat = [flatten(batch)[0] for batch in batches]
+        found = [flatten(batch) for batch in batches]
     except TypeError as error:
         raise RunnerError(f"the model cannot be exported to ONNX: among its inputs, {error}") from error
+    check_constants([structure for _, structure in found], "input")
+    flat = [tensors for tensors, _ in found]
     sizes = sizes_of(flat)
     names = tuple(f"x{k}" for k in range(len(sizes)))
     dtypes = [str(tensor.dtype) for tensor in flat[0]]
-    place = cache_folder("onnx") / model_digest(model, sources, repr(sizes), repr(dtypes))
+    place = cache_folder("onnx") / model_digest(model, sources, repr(sizes), repr(dtypes), repr(found[0][1]))
     cached = (place / _FILE).is_file() and not fresh
     if not cached:
         shutil.rmtree(place, ignore_errors=True)

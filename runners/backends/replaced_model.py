@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from latfix.errors import LatfixError, RunnerError
-from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe
-from latfix.runners.calls.tensor_tree import flatten, unflatten
+from latfix.formatting import clipped
+from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, call_on_copy, describe
+from latfix.runners.calls.tensor_tree import constants_of, flatten, unflatten
 
 Tensors = Sequence[torch.Tensor]
 
@@ -66,6 +67,40 @@ class ReplacedModel(torch.nn.Module):
             return tensors
         self._missed(", ".join(str(tuple(tensor.shape)) for tensor in tensors))
         return None
+
+
+def answers_to(model: Any, batches: Sequence[Any]) -> tuple[list[list[torch.Tensor]], Any]:
+    """The tensors of a model's answer to each batch, and the structure of its answers.
+
+    :raises RunnerError: the model does not run, or a converted model could not answer like it.
+    """
+    with raised_as("the model itself does not run on the traffic's inputs"), torch.no_grad():
+        answers = [call_on_copy(model, batch) for batch in batches]
+    with raised_as("the model cannot be converted: among its outputs"):
+        found = [flatten(answer) for answer in answers]
+    check_constants([structure for _, structure in found], "output")
+    if not all(tensors for tensors, _ in found):
+        raise RunnerError("the model cannot be converted: there is no tensor among its outputs")
+    return [tensors for tensors, _ in found], found[0][1]
+
+
+def check_constants(structures: Sequence[Any], kind: str) -> None:
+    """Numbers, texts and ``None`` are constants of a converted model.
+
+    :param structures: of several batches (:func:`latfix.runners.calls.tensor_tree.flatten`).
+    :param kind: ``input`` or ``output``, for the message.
+    :raises RunnerError: one of them differs between batches.
+    """
+    first, *others = [{key: repr(value) for key, value in constants_of(each).items()} for each in structures]
+    for other in others:
+        for key in first | other:
+            one, another = (found.get(key, "absent or a tensor") for found in (first, other))
+            if one != another:
+                name = f"{kind} {key!r}" if key else kind
+                raise RunnerError(
+                    f"the model cannot be converted: its {name} is {clipped(one, 40)} for one batch and "
+                    f"{clipped(another, 40)} for another; only tensors may vary"
+                )
 
 
 class FlatModel(torch.nn.Module):

@@ -14,9 +14,16 @@ if TYPE_CHECKING:
 _LEAF = "tensor"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Constant:
+    """A number, text or ``None`` in a structure."""
+
+    value: Any
+
+
 def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
     """The tensors of nested tuples, lists, dicts and dataclasses in a fixed order, and the structure for
-    :func:`unflatten`. An item or field may also be ``None``.
+    :func:`unflatten`, which holds numbers, texts and ``None`` as they are (:func:`constants_of`).
 
     :raises TypeError: the structure holds something else.
     """
@@ -28,20 +35,30 @@ def _structure(value: Any, into: list[torch.Tensor], name: str = "") -> Any:
     """The structure of a value, whose tensors are appended to ``into``; ``name`` is its key or field, if any."""
     import torch
 
-    def inner(item: Any, key: Any = name) -> Any:
-        return None if item is None else _structure(item, into, str(key))
-
     if isinstance(value, torch.Tensor):
         into.append(value)
         return _LEAF
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return _Constant(value)
     if isinstance(value, dict):
-        return replaced_items(value, {key: inner(item, key) for key, item in value.items()})
+        return replaced_items(value, {key: _structure(item, into, str(key)) for key, item in value.items()})
     if type(value) in (tuple, list):
-        return type(value)(inner(item) for item in value)
+        return type(value)(_structure(item, into, name) for item in value)
     if fields := fields_of(value):
-        return replaced_fields(value, {key: inner(item, key) for key, item in fields.items()})
+        return replaced_fields(value, {key: _structure(item, into, key) for key, item in fields.items()})
     found = f"{type(value).__name__} in {name!r}" if name else type(value).__name__
-    raise TypeError(f"found {found} where tensors, tuples, lists or dicts of them were expected")
+    raise TypeError(f"found {found} where tensors, numbers, texts, tuples, lists or dicts of them were expected")
+
+
+def constants_of(shape: Any, name: str = "") -> dict[str, Any]:
+    """The numbers, texts and ``None`` in a structure of :func:`flatten`, by their keys, joined by dots."""
+    if isinstance(shape, _Constant):
+        return {name: shape.value}
+    parts = shape if isinstance(shape, dict) else fields_of(shape)
+    if isinstance(shape, tuple | list):
+        parts = dict(enumerate(shape))
+    inner = (constants_of(part, f"{name}.{key}" if name else str(key)) for key, part in parts.items())
+    return {key: value for found in inner for key, value in found.items()}
 
 
 def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -50,13 +67,15 @@ def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _built(shape: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if isinstance(shape, _Constant):
+        return shape.value
     if isinstance(shape, dict):
         return replaced_items(shape, {key: _built(part, tensors) for key, part in shape.items()})
     if isinstance(shape, tuple | list):
         return type(shape)(_built(part, tensors) for part in shape)
     if fields := fields_of(shape):
         return replaced_fields(shape, {key: _built(part, tensors) for key, part in fields.items()})
-    return None if shape is None else next(tensors)
+    return next(tensors)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ import torch
 from latfix.errors import RunnerError
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe
-from latfix.runners.calls.tensor_tree import flatten, shapes_of, unflatten
+from latfix.runners.calls.tensor_tree import constants_of, flatten, shapes_of, unflatten
 
 #: Runs before a capture, in which libraries set up workspaces, plans and kernel choices.
 _WARM_RUNS = 2
@@ -149,7 +149,9 @@ class GraphedModel(torch.nn.Module):
         for tensors, names in flat:
             self._names = self._names if self._names is not None else names
             self._dtypes = self._dtypes or tuple(tensor.dtype for tensor in tensors)
-            if any(bucket.shapes == shapes_of(tensors) for bucket in self._buckets):
+            if repr(names) != repr(self._names) or any(
+                bucket.shapes == shapes_of(tensors) for bucket in self._buckets
+            ):
                 continue
             self._buckets.append(self._captured(tensors, names))
         # In ascending order, the first bucket that a batch fits into is the tightest.
@@ -196,7 +198,7 @@ class GraphedModel(torch.nn.Module):
     def _captured(self, tensors: Sequence[torch.Tensor], names: Any) -> Bucket:
         inputs, shapes = [tensor.clone() for tensor in tensors], _in_words(shapes_of(tensors))
         try:
-            expected = flatten(call_model(self.original, unflatten(names, inputs)))[0]
+            expected, constants = flatten(call_model(self.original, unflatten(names, inputs)))
             replay, outputs = self._capture(lambda: call_model(self.original, unflatten(names, inputs)))
             made, structure = flatten(outputs)
             replay()
@@ -207,7 +209,8 @@ class GraphedModel(torch.nn.Module):
                 f"cuda_graphs: capturing a batch of {shapes} raised {describe(error)}; a model "
                 "that reads values on the host (.item()), or whose work depends on them, cannot be captured"
             ) from error
-        if len(expected) != len(made) or not all(map(_same, expected, made)):
+        same = len(expected) == len(made) and all(map(_same, expected, made))
+        if not same or repr(constants_of(constants)) != repr(constants_of(structure)):
             raise RunnerError(
                 f"cuda_graphs: a captured batch of {shapes} gives other answers than the model; "
                 "use cuda_graphs = false"
@@ -220,6 +223,8 @@ class GraphedModel(torch.nn.Module):
         return next((bucket for bucket in self._buckets if self._fits(tensors, bucket)), None)
 
     def _fits(self, tensors: Sequence[torch.Tensor], bucket: Bucket) -> bool:
+        # A number or text of the answer may follow from the sizes.
+        exact = any(value is not None for value in constants_of(bucket.structure).values())
         # A batch is filled up only if each tensor has a row for each request.
         rows = {tensor.shape[0] if tensor.dim() else -1 for tensor in tensors}
         fillable = len(rows) == 1 and -1 not in rows and len({shape[0] for shape in bucket.shapes if shape}) == 1
@@ -228,7 +233,7 @@ class GraphedModel(torch.nn.Module):
                 return False
             for dimension, (size, room) in enumerate(zip(tensor.shape, shape, strict=True)):
                 grows = (dimension == 0 and fillable) or (dimension == 1 and k in self._ragged)
-                if size != room and not (grows and 0 < size < room):
+                if size != room and (exact or not (grows and 0 < size < room)):
                     return False
         return True
 

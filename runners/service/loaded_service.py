@@ -146,6 +146,8 @@ class Service:
         if not inputs:
             raise RunnerError(f"backend = {self.settings.backend!r}: no request could be prepared to convert with")
         most, adapter = self.settings.max_batch_size, self.models.adapter
+        if len(inputs) == 1:  # of one shape: other values show what a conversion takes for a constant
+            inputs += [value for _, value in prepared_sample(adapter, traffic)[-1:]]
         sizes = sorted({1, min(2, most), most})
         try:
             # Distinct requests, so that a conversion that mixes the rows of a batch is detected.

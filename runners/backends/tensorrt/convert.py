@@ -15,7 +15,7 @@ from latfix.errors import RunnerError
 from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.converted_model import Conversion, other_answers
-from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
+from latfix.runners.backends.replaced_model import ReplacedModel, answers_to, check_constants, raised_as
 from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
@@ -59,7 +59,8 @@ class _Case:
     batches: Sequence[Any]
     example: Any
     profile: ShapeProfile
-    expected: Sequence[tuple[list[torch.Tensor], Any]]
+    expected: Sequence[list[torch.Tensor]]
+    outputs: Any
     settings: RunnerSettings
     device: str
     place: Path
@@ -92,14 +93,15 @@ def convert(
     started, package = time.perf_counter(), torch_tensorrt()
     batches = [move(batch, device) for batch in batches]
     try:
-        shapes = [shapes_of(flatten(batch)[0]) for batch in batches]
+        given = [flatten(batch) for batch in batches]
     except TypeError as error:
         raise RunnerError(f"the model cannot be exported for TensorRT: among its inputs, {error}") from error
+    check_constants([structure for _, structure in given], "input")
+    shapes = [shapes_of(tensors) for tensors, _ in given]
     example = example_index(shapes, [*seen, *shapes], shapes[-1])
     profile = profile_of([*seen, *shapes], shapes[example])
-    with raised_as("the model itself does not run on the traffic's inputs"), torch.no_grad():
-        expected = [flatten(call_on_copy(model, batch)) for batch in batches]
-    tensors, names = flatten(batches[example])
+    expected, outputs = answers_to(model, batches)
+    tensors, names = given[example]
     digest = model_digest(
         model,
         sources,
@@ -120,6 +122,7 @@ def convert(
         example=batches[example],
         profile=profile,
         expected=expected,
+        outputs=outputs,
         settings=settings,
         device=device,
         place=cache_folder("tensorrt") / digest,
@@ -182,7 +185,7 @@ def _checked(case: _Case, program: programs.Program) -> _Checked:
     converted = _replacement(case, program)
     ran, deviation = 0, 0.0
     with raised_as("the model compiled for TensorRT does not run"), torch.no_grad():
-        for (tensors, _), batch in zip(case.expected, case.batches, strict=True):
+        for tensors, batch in zip(case.expected, case.batches, strict=True):
             before = case.tally.runs
             deviation = max(deviation, deviation_of(tensors, flatten(call_on_copy(converted, batch))[0]))
             ran += case.tally.runs > before
@@ -198,8 +201,7 @@ def _checked(case: _Case, program: programs.Program) -> _Checked:
 def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:
     """Runs only batches within the profile: torch-tensorrt would run other shapes, some with a wrong result."""
     takes = [tensor.dtype for tensor in flatten(as_called(case.example))[0]]
-    answers, outputs = case.expected[0]
-    dtypes = [tensor.dtype for tensor in answers]
+    dtypes = [tensor.dtype for tensor in case.expected[0]]
     counted, turn = case.tally.counting(program.run), programs.StreamTurn(case.device)
 
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
@@ -211,12 +213,12 @@ def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:
             found = counted(tensors)
         return [tensor.to(dtype) for tensor, dtype in zip(found, dtypes, strict=True)]
 
-    return ReplacedModel(case.model, case.example, outputs, fits=fits, run=run, missed=case.outside.add)
+    return ReplacedModel(case.model, case.example, case.outputs, fits=fits, run=run, missed=case.outside.add)
 
 
 def _most_deviation(case: _Case) -> float:
     """The deviation that rounding explains: on a GPU, the original's own convolutions round to TF32."""
-    held = (*case.model.parameters(), *case.model.buffers(), *(each for kept, _ in case.expected for each in kept))
+    held = (*case.model.parameters(), *case.model.buffers(), *(each for kept in case.expected for each in kept))
     coarsest = max((torch.finfo(each.dtype).eps for each in held if each.is_floating_point()), default=0.0)
     convolutions = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in case.model.modules())
     rounded = case.device.startswith("cuda") and (convolutions or programs.tf32_allowed())

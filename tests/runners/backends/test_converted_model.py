@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -129,6 +130,101 @@ def test_a_model_that_changes_its_inputs_in_place_is_compared_on_the_same_inputs
     assert loaded(folder, backend=backend).evidence(traffic())["conversions"][0]["deviation"] < 1e-4
 
 
+#: An argument of the model that is no tensor, and a model that keeps a count of its calls.
+SWITCH = """
+    def collate(self, inputs):
+        return {**super().collate(inputs), "double": SWITCH}
+"""
+COUNTING = "        self.calls = getattr(self, 'calls', 0) + 1\n        return {"
+
+
+def _answering(tmp_path: Path, write_workload: WriteWorkload, answer: str, switch: str = "True") -> Path:
+    """The padded workload, with more fields in its answer."""
+    adapter = PADDED.replace("tokens, scale)", "tokens, scale, double)").replace(
+        '        return {"each', f'{COUNTING}"each'
+    )
+    adapter = adapter.replace('"each": x', f'"each": x * (2 if double else 1), {answer}')
+    return write_workload(tmp_path / "w", adapter=adapter + SWITCH.replace("SWITCH", switch))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_and_texts_are_constants_of_a_converted_model(
+    tmp_path: Path, write_workload: WriteWorkload, backend: str
+) -> None:
+    constants = {"loss": 0, "rate": 0.5, "kind": "padded", "none": None, "more": ["tensor", True]}
+    folder = _answering(
+        tmp_path, write_workload, repr(constants)[1:-1].replace("['tensor', True]", "('tensor', True)")
+    )
+    plain, other = loaded(folder), loaded(folder, backend=backend)
+    requests = [traffic().request(k) for k in (0, 11, 7)]
+    for a, b in zip(plain.predict(requests), other.predict(requests), strict=True):
+        assert torch.allclose(a.output["all"], b.output["all"], rtol=1e-4, atol=1e-5), b.error
+        kept = {key: value for key, value in b.output.items() if not isinstance(value, torch.Tensor)}
+        assert kept == {**constants, "more": ("tensor", True)}
+    evidence = other.evidence(traffic())
+    assert evidence["batches_replaced"] == evidence["batches_run"] > 0
+
+
+@pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
+@pytest.mark.parametrize(
+    ("answer", "switch", "message"),
+    [
+        (
+            "'n': tokens.shape[1]",
+            "True",
+            "its output 'n' is 2 for one batch and 6 for another; only tensors may vary",
+        ),
+        ("'most': float(scale.max())", "True", "its output 'most' is 1.0 for one batch and "),
+        (
+            "'names': ['a'] * len(tokens)",
+            "True",
+            "its output 'names.1' is absent or a tensor for one batch and 'a' for",
+        ),
+        ("'calls': self.calls", "True", "its output 'calls' is 1 for one batch and 2 for another"),
+        ("'x': 1", "len(inputs) > 1", "its input 'double' is False for one batch and True for another"),
+    ],
+    ids=["a length", "a number", "a list by request", "a state", "an input"],
+)
+def test_numbers_that_differ_between_batches_are_refused(
+    tmp_path: Path, write_workload: WriteWorkload, answer: str, switch: str, message: str
+) -> None:
+    with pytest.raises(RunnerError, match=f"cannot be converted: {re.escape(message)}"):
+        loaded(_answering(tmp_path, write_workload, answer, switch), backend="onnxruntime")
+
+
+@pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("{'large': bool(x.sum() > 8)}", "its output 'large' is False for one batch and True for another"),
+        ("'large' if x.sum() > 8 else 'small'", "its output is 'small' for one batch and 'large' for another"),
+        ("'cat'", "there is no tensor among its outputs"),
+    ],
+    ids=["a field", "alone", "nothing else"],
+)
+def test_numbers_are_compared_for_other_values_of_the_only_shape(
+    tmp_path: Path, write_workload: WriteWorkload, answer: str, message: str
+) -> None:
+    source = """
+    import torch
+    from latfix import Workload
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return ANSWER
+
+    class Padded(Workload):
+        def load(self, device):
+            return Net()
+
+        def prepare(self, request):
+            return torch.full((3,), float(request.features["value"]))
+    """
+    folder = write_workload(tmp_path / "w", adapter=source.replace("ANSWER", answer))
+    with pytest.raises(RunnerError, match=f"the model cannot be converted: {message}"):
+        loaded(folder, backend="onnxruntime", max_batch_size=1)
+
+
 @pytest.fixture
 def cached_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh export takes the file of an earlier one, for tests in which the file is not the point."""
@@ -199,9 +295,9 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
         ),
         (
             "    def prepare",
-            "    def collate(self, inputs):\n        return {**super().collate(inputs), 'count': len(inputs)}\n\n"
+            "    def collate(self, inputs):\n        return {**super().collate(inputs), 'names': {'a'}}\n\n"
             "    def prepare",
-            "among its inputs, found int in 'count' where tensors",
+            "among its inputs, found set in 'names' where tensors",
         ),
     ],
     ids=["a loop over a length", "a loop over data", "no tensor"],
@@ -209,7 +305,7 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
 def test_a_failed_export_is_explained_in_one_line(
     tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, message: str
 ) -> None:
-    folder = write_workload(tmp_path / "w", adapter=PADDED.replace(old, new))
+    folder = write_workload(tmp_path / "w", adapter=PADDED.replace("scale)", "scale, **_)").replace(old, new))
     with pytest.raises(RunnerError, match=f"cannot be exported to ONNX: {message}") as raised:
         loaded(folder, backend="onnxruntime")
     assert "\n" not in raised.value.message and len(raised.value.message) < 400

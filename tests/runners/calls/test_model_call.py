@@ -24,6 +24,7 @@ from latfix.runners.calls.model_call import (
     split_output,
 )
 from latfix.runners.calls.tensor_tree import (
+    constants_of,
     elements_and_length,
     flatten,
     map_tensors,
@@ -178,15 +179,25 @@ class Found:
 
 
 def test_dataclasses_are_flattened_and_rebuilt() -> None:
-    """A converted model returns a row of tensors."""
-    tensors, structure = flatten({"found": Found(torch.ones(2), (torch.zeros(3), None)), "none": None})
+    """A converted model returns a row of tensors; everything else is part of the structure."""
+    rest = {"none": None, "loss": 0, "texts": ["tensor", b"x"], "rate": 0.5}
+    tensors, structure = flatten({"found": Found(torch.ones(2), (torch.zeros(3), None)), **rest})
     assert [tensor.tolist() for tensor in tensors] == [[1.0] * 2, [0.0] * 3]
     found = unflatten(structure, [torch.tensor(5), torch.tensor(6)])
-    assert found == {"found": Found(torch.tensor(5), (torch.tensor(6), None)), "none": None}
+    assert found == {"found": Found(torch.tensor(5), (torch.tensor(6), None)), **rest}
+    assert constants_of(structure) == {
+        "found.labels.1": None,
+        "none": None,
+        "loss": 0,
+        "texts.0": "tensor",
+        "texts.1": b"x",
+        "rate": 0.5,
+    }
+    assert constants_of(flatten(7)[1]) == {"": 7} and unflatten(flatten(7)[1], []) == 7
     for wrong, found in (
-        (None, "NoneType"),
-        ({"text": ["a"]}, "str in 'text'"),
-        ({"labels": (torch.zeros(1), 3)}, "int in 'labels'"),
+        (np.ones(2), "ndarray"),
+        ({"text": [{"a"}]}, "set in 'text'"),
+        ({"labels": (torch.zeros(1), np.float32(3))}, "float32 in 'labels'"),
     ):
         with pytest.raises(TypeError, match=f"found {found} where tensors"):
             flatten(wrong)

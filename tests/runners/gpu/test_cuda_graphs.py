@@ -164,9 +164,45 @@ class Counts(torch.nn.Module):
         return x + self.calls
 
 
+class Reports(torch.nn.Module):
+    """Returns numbers beside its tensors: of the input's size, or of its state."""
+
+    calls = 0
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        self.calls += 1
+        return {"y": x + 1, "n": self.calls if self.counts else x.shape[1], "kind": "sum", "extra": None}
+
+
+def test_numbers_may_follow_from_sizes_so_that_their_graphs_serve_these_only() -> None:
+    model = GraphedModel(Reports(counts=False), FakeCapturer(), Tally(), ragged=[0])
+    model.capture([torch.ones(4, 8), torch.ones(4, 4)])
+    for length in (4, 6, 8):
+        answer = model(torch.ones(4, length))
+        assert (answer["n"], answer["kind"], answer["extra"]) == (length, "sum", None)
+    assert model.facts.replays == 2 and model.facts.misses == {"no graph of 4x6": 1}
+
+
+def test_other_numbers_among_the_inputs_run_without_a_graph() -> None:
+    class Scale(torch.nn.Module):
+        def forward(self, x: torch.Tensor, by: int) -> torch.Tensor:
+            return x * by
+
+    model = GraphedModel(Scale(), FakeCapturer(), Tally())
+    model.capture([{"x": torch.ones(4, 3), "by": 2}, {"x": torch.ones(2, 3), "by": 5}])
+    for size, by in ((4, 2), (4, 5), (2, 5), (2, 2)):
+        assert torch.equal(model(x=torch.ones(size, 3), by=by), torch.full((size, 3), float(by)))
+    assert model.facts.replays == 2, "those with the number of the captured batch"
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (Reports(counts=True), "gives other answers than the model"),
         (Peeks(), r"capturing a batch of 2x3 raised RuntimeError.*\.item\(\)"),
         (Counts(), "gives other answers than the model"),
     ],
