@@ -17,6 +17,9 @@ from latfix.settings import Precision
 if TYPE_CHECKING:
     import torch
 
+#: Packages of layers that take only inputs of their own type.
+_STRICT = ("torch.nn.", "latfix.")
+
 
 def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[str] = ()) -> torch.nn.Module:
     """The model with its layers in ``precision``, except those in ``keep``.
@@ -208,16 +211,30 @@ def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> 
     assert dtype is not None, "only for precisions that change activations"
     # Module.to would also cast complex numbers, and keep only their real parts.
     if not kept and not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
-        return model.to(dtype)
+        model = model.to(dtype)
     kept = _with_shared(model, kept)
     for module in model.modules():
         if id(module) not in kept:
             module._apply(_caster(dtype), recurse=False)  # type: ignore[no-untyped-call]
+            if type(module).__module__.startswith(_STRICT) and (_indivisible(module) or _holds_numbers(module)):
+                module.forward = partial(_in_own_type, module.forward, _caster(dtype))  # type: ignore[method-assign]
     inside = {id(part) for whole in model.modules() if id(whole) in kept for part in _parts(whole)}
     for module in model.modules():
         if id(module) in kept and id(module) not in inside:
             _bridge(module, inner=_own_dtype(module), outer=dtype)
     return model
+
+
+def _in_own_type(
+    forward: Callable[..., Any], cast: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a layer that takes only its own type: ``forward`` of the model may make other floats, as for a mask.
+
+    Not by a hook: with hooks torch's encoders do without their fused kernel.
+    """
+    if kwargs:
+        kwargs = map_plain(kwargs, cast)
+    return forward(*[map_plain(value, cast) for value in args], **kwargs)
 
 
 def _with_shared(model: torch.nn.Module, kept: set[int]) -> set[int]:
@@ -261,7 +278,7 @@ def _own_dtype(module: torch.nn.Module) -> torch.dtype:
 
 
 def _caster(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return lambda tensor: tensor.to(dtype) if tensor.dtype is not dtype and tensor.is_floating_point() else tensor
 
 
 def _bridge(module: torch.nn.Module, *, inner: torch.dtype, outer: torch.dtype) -> None:

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any
 
 from latfix.errors import LatfixError
-from latfix.formatting import counted
+from latfix.formatting import counted, percent
 from latfix.profilers.diagnose import diagnose
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
@@ -607,7 +607,9 @@ class Search:
             else:
                 treated = expected / max(fix.relief, 1e-9)
                 self._skipped.setdefault(
-                    fix.id, f"the causes that it treats make up {100 * treated:.1f} % of the remaining tail latency"
+                    fix.id,
+                    f"the causes that it treats make up {100 * treated:.1f} % of the remaining tail latency, and it "
+                    f"usually removes {percent(fix.relief)} of their time",
                 )
         promise.sort(key=lambda each: -each[0])
         gentle = [choice for _, choice in promise if choice.fix.gentle and not choice.fix.cold]

@@ -64,6 +64,39 @@ def test_a_kept_module_computes_in_its_own_precision() -> None:
     assert torch.allclose(exact, found.float(), atol=0.05 * float(exact.abs().max()))
 
 
+class Masking(nn.Module):
+    """Its ``forward`` makes float32 tensors, with which bfloat16 ones become float32: masks, and a first state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 16)
+        self.recur = nn.LSTM(16, 16, batch_first=True)
+        self.scan = nn.Conv1d(16, 16, 3, padding=1)
+        self.norm = nn.LayerNorm(16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encode = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = (ids > 0).float()[..., None]
+        start = torch.zeros(1, len(ids), 16)
+        x, _ = self.recur(self.embed(ids) * mask, (start, start))
+        x = self.norm(self.scan((x * mask).transpose(1, 2)).transpose(1, 2) * mask)
+        x = self.encode(x * mask, src_key_padding_mask=ids == 0)
+        answer: torch.Tensor = self.head((x * mask).sum(1) / mask.sum(1))
+        return answer
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8_weight_only"])
+@pytest.mark.parametrize("keep", [[], ["scan"], ["encode.layers.0.linear1", "head"]], ids=" ".join)
+def test_layers_take_the_float32_that_a_model_makes_itself(precision: Any, keep: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Masking().eval()
+    exact = answer(model)
+    found = answer(in_precision(model, precision, keep))
+    torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
+
+
 def test_half_precision_changes_all_but_kept_modules() -> None:
     exact = answer(tied())
     assert set(dtypes(in_precision(tied(), "fp16")).values()) == {torch.float16}
