@@ -13,7 +13,7 @@ import torch
 
 from latfix.errors import LatfixError, RunnerError
 from latfix.formatting import clipped
-from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, call_on_copy, describe
+from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, call_on_copy, describe, own_line
 from latfix.runners.calls.tensor_tree import constants_of, flatten, unflatten
 
 Tensors = Sequence[torch.Tensor]
@@ -127,12 +127,15 @@ def raised_as(message: str, reason: Callable[[BaseException], str] = describe) -
 
 
 def root_reason(error: BaseException) -> str:
-    """The first listed reason, or the first line, of the root cause: exporters wrap their errors."""
+    """The first listed reason, or the first line, of the root cause: exporters wrap their errors. With the innermost
+    line of the user's own files, which may depend on what an exporter cannot know."""
+    line = own_line(error)
     while error.__cause__ is not None:
         error = error.__cause__
+        line = own_line(error) or line
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line[2:] for line in lines if line.startswith("- ")), lines[0] if lines else "")
-    return f"{type(error).__name__}: {reason[:240]}" if reason else describe(error)
+    return (f"{type(error).__name__}: {reason[:240]}" if reason else describe(error)) + line
 
 
 @contextlib.contextmanager

@@ -48,13 +48,18 @@ def raised_by(what: str, error: BaseException) -> str:
 
     :param what: raised it: ``prepare``, ``the model``, …
     """
+    return f"{what} raised {describe(error)}{own_line(error)}"
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line of the user's own files that an exception passed: `` (ranker.py:12)``, or empty."""
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename.replace("\\", "/")
         own = not str(frame.f_globals.get("__name__")).startswith("latfix.")
         if own and not any(part in file for part in _LIBRARIES):
             line = f" ({Path(file).name}:{number})"
-    return f"{what} raised {describe(error)}{line}"
+    return line
 
 
 def model_error(error: BaseException) -> str:

@@ -291,7 +291,7 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
         (
             "        x = torch",
             "        for _ in range(int(tokens.sum())):\n            pass\n        x = torch",
-            r"\w+: ",
+            r"\w+: .* \(adapter.py:\d+\)$",
         ),
         (
             "    def prepare",
