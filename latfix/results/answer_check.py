@@ -57,6 +57,7 @@ class AnswerCheck(Document):
     :param padded: requests differ in size, so that some of each batch are padded.
     :param example: the one that differs most.
     :param repeated: requests that were answered alone twice; ``unrepeatable`` those whose answers then differ.
+    :param stateful: they differ with the same random seed, too: the model keeps state between requests.
     :param empty: requests whose answer alone was ``None``, or held nothing else.
     """
 
@@ -67,6 +68,7 @@ class AnswerCheck(Document):
     example: OddAnswer | None = None
     repeated: int = field(default=0, metadata=json_key(omit_empty=True))
     unrepeatable: int = field(default=0, metadata=json_key(omit_empty=True))
+    stateful: bool = field(default=False, metadata=json_key(omit_empty=True))
     empty: int = field(default=0, metadata=json_key(omit_empty=True))
 
     @property
@@ -101,11 +103,13 @@ class AnswerCheck(Document):
         agree = f"{percent(odd.agreement)} agree"
         far = f"request {odd.request!r}, {_called(odd.output)}: {self._distance(odd)}, {agree}"
         if self.unrepeatable:
+            why, cure = "It samples", "fix the random seed, or"
+            if self.stateful:
+                why, cure = "With the same random seed, too: it keeps state between requests", "to change that,"
             return (
                 f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "
-                f"{counted(self.repeated, 'request')}. It samples, or keeps state between requests. Answers cannot "
-                "be compared, and what may change them is not kept: fix the random seed, or give the workload an "
-                "evaluate()."
+                f"{counted(self.repeated, 'request')}. {why}. Answers cannot be compared, and what may change them "
+                f"is not kept: {cure} give the workload an evaluate()."
             )
         how = "a padded request" if self.padded else "a request in a batch"
         cure = "a mask, or batches of one length," if self.padded else "a model that treats requests independently"

@@ -74,6 +74,11 @@ def own_variation(
     )
 
 
+def differ(yardstick: Yardstick, one: Answers, other: Answers) -> bool:
+    """True if the answers to any request differ beyond the bound."""
+    return bool(_odd(_compared(yardstick, one, other)))
+
+
 def _compared(yardstick: Yardstick, alone: Answers, other: Answers) -> dict[int, Compared]:
     """By position of the request; requests that failed alone are left out."""
     pairs = enumerate(zip(alone, other, strict=False))

@@ -57,6 +57,7 @@ FIX = Fix(
     relief=0.2,
     gentle=True,
     risk="an idle worker uses memory bandwidth that other programs on the machine may need",
+    stateless=True,
     needs=(
         at_default("hot_rows", "{} rows are kept warm already"),
         on_its_device("cache.embeddings"),

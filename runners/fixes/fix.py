@@ -121,6 +121,8 @@ class Fix:
     :param mates_only: answers may differ only through the other requests in a batch; if a service answers the same in
         batches as alone, they do not.
     :param reorders: it changes which request is served first, so the mean wait may fall although no more are served.
+    :param stateless: a model that keeps state between requests would answer differently: it gives a model other
+        inputs, or requests to more instances of it. So it would if ``reorders``.
     :param making_s: additional seconds to make a service with it (compile, convert, compare), measured on the
         samples; ``making_gpu_s`` on a GPU, if that differs.
     :param needs: preconditions, in the order in which they are checked.
@@ -146,6 +148,7 @@ class Fix:
     accepted: float = 1.0
     mates_only: bool = False
     reorders: bool = False
+    stateless: bool = False
     making_s: float = 0.0
     making_gpu_s: float | None = None
     needs: tuple[Condition, ...] = ()

@@ -127,6 +127,7 @@ FIX = Fix(
     relief=0.4,
     gentle=True,
     risk="CPU time while idle, which busy neighbors lack; a model with state sees inputs that no client sent",
+    stateless=True,
     needs=(
         at_default("keep_warm_ms", "idle workers run a synthetic input every {:g} ms already"),
         _pauses_cost,

@@ -46,6 +46,7 @@ FIX = Fix(
     gentle=True,
     risk="the service starts later",
     cold=True,
+    stateless=True,
     needs=(at_default("warmup_shapes", "the service warms up on {} shapes already"),),
     sets=_sets,
     verify=_verify,

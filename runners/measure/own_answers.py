@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from latfix.config.workload_toml import declared_outputs
 from latfix.request import Request
 from latfix.runners.answers.agreement import Shapes
 from latfix.runners.answers.named_outputs import Answer, outputs_of
-from latfix.runners.answers.own_variation import OwnAnswers, own_variation
+from latfix.runners.answers.own_variation import OwnAnswers, differ, own_variation
 from latfix.runners.calls.model_call import USER_ERRORS
 from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.host.privileges import available_bytes
@@ -62,6 +65,9 @@ def compare_own(
         [_shapes(service, request) for request in answered[:_SIZED]] if batches else [],
         answers_of(service, answered[:_REPEATED], ALONE),
     )
+    if own.check.unrepeatable:
+        seeded = [_with_seed(service, answered[:_REPEATED]) for _ in range(2)]
+        own = replace(own, check=replace(own.check, stateful=differ(own.yardstick, *seeded)))
     return alone, replace(own, shared_s=shared_s)
 
 
@@ -72,6 +78,16 @@ def answers_of(
     outcomes = service.predict(requests, settings=settings or {})
     names = getattr(service.models.adapter, "output_names", ())
     return [outputs_of(outcome.output, names) if outcome.status == Status.OK else None for outcome in outcomes]
+
+
+def _with_seed(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
+    """Answers alone, with all random generators at one seed."""
+    import torch
+
+    torch.manual_seed(service.settings.seed)
+    random.seed(service.settings.seed)
+    np.random.seed(service.settings.seed)  # noqa: NPY002
+    return answers_of(service, requests, ALONE)
 
 
 def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Answer | None]:

@@ -586,11 +586,14 @@ def _verify(
 def _fixes(outcome: Outcome, *, throughput: bool) -> list[Fix]:
     """All fixes; those whose effect could not be judged have a precondition that is not met.
 
-    Those that only regroup batches count as changing no answer if answers did not depend on batches.
+    Those that only regroup batches count as changing no answer if answers did not depend on batches; those for models
+    without state may change answers if the model keeps some.
     """
     answers = outcome.answers
     same = answers is not None and answers.compared >= _COMPARED and not answers.differing
     fixes = [replace(fix, changes_outputs=False) if same and fix.mates_only else fix for fix in FIXES]
+    if answers is not None and answers.stateful:
+        fixes = [replace(fix, changes_outputs=True) if fix.stateless or fix.reorders else fix for fix in fixes]
 
     def unjudged(fix: Fix) -> str:
         if outcome.incomparable and fix.changes_outputs:

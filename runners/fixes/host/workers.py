@@ -47,6 +47,7 @@ FIX = Fix(
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
+    stateless=True,
     needs=(on_its_device("host.workers"), _room_for_more),
     options=_options,
     verify=_verify,

@@ -265,12 +265,44 @@ def test_a_service_that_samples_its_answers_is_reported(tmp_path: Path, write_wo
     service.load()
     original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
     check = AnswerCheck.from_json(original.answers)
-    assert check.repeated == check.unrepeatable == 4
+    assert check.repeated == check.unrepeatable == 4 and not check.stateful
     assert check.faults()[0].startswith("This service answers the same request differently each time")
+    assert "It samples. " in check.faults()[0]
     again = asdict(evaluate(service, traffic(40), tmp_path / "r.npz", max_drop=0.01))
     allowed, reason = judge(again, original.score, 0.01)
     assert allowed is None and "no answer could be compared" in reason, "what differs anyway is no loss"
     assert score_of(asdict(original)) is None and score_of(again) is None
+
+
+REMEMBERS = """
+import torch
+from latfix import Workload
+
+class Sum(torch.nn.Module):
+    total = 0.0
+
+    def forward(self, x):
+        self.total = self.total + float(x.sum())
+        return torch.sin(x + self.total)
+
+class Remembers(Workload):
+    def load(self, device):
+        return Sum()
+
+    def prepare(self, request):
+        return torch.arange(3.0) + float(request.features["value"])
+"""
+
+
+def test_a_service_that_keeps_state_between_requests_is_told_from_one_that_samples(
+    tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=REMEMBERS)
+    service = Service(folder, "adapter:Remembers", RunnerSettings(device="cpu"))
+    service.load()
+    check = AnswerCheck.from_json(evaluate(service, traffic(20), None, save=tmp_path / "r.npz").answers)
+    assert check.stateful and check.unrepeatable
+    assert "With the same random seed, too: it keeps state between requests. " in check.faults()[0]
 
 
 def test_a_service_that_answers_none_has_no_accuracy(tmp_path: Path, write_workload: WriteWorkload) -> None:

@@ -10,7 +10,7 @@ import pytest
 from latfix.errors import RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.results.answer_check import AnswerCheck
-from latfix.runners.fixes import Fix, Verified
+from latfix.runners.fixes import FIXES, Fix, Verified
 from latfix.runners.optimize import measurement
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import Planner
@@ -323,6 +323,28 @@ def test_what_may_change_answers_is_not_tried_if_they_cannot_be_compared(search:
     assert world.statuses(outcome) == {"a.FAST": "skipped", "a.HEAP": "kept"}
     assert world.step(outcome, "FAST").reason == "it may change answers, and this service's cannot be compared"
     assert not any("FAST" in arm.settings.env for arm in world.arms)
+
+
+@pytest.mark.parametrize(
+    ("stateful", "evaluates", "statuses"),
+    [(True, False, ("skipped", "skipped")), (True, True, ("kept", "kept")), (False, False, ("kept", "kept"))],
+    ids=["with state", "scored", "samples"],
+)
+def test_state_of_a_model_is_not_divided_among_workers(
+    search: Any, world: Any, stateful: bool, evaluates: bool, statuses: tuple[str, str]
+) -> None:
+    """A session would find only the part of its state that its worker has."""
+    world.evaluates = evaluates
+    answers = AnswerCheck(outputs=(), compared=0, differing=0, repeated=4, unrepeatable=2, stateful=stateful)
+    world.answers = answers.to_json()
+    outcome = search(world.fix("WORKERS", 0.8, stateless=True), world.fix("ORDER", 0.8, reorders=True))
+    assert world.statuses(outcome) == dict(zip(("a.WORKERS", "a.ORDER"), statuses, strict=True))
+    assert {fix.id for fix in FIXES if fix.stateless} == {
+        "host.workers",
+        "warmup.shapes",
+        "warmup.resident",
+        "cache.embeddings",
+    }
 
 
 @pytest.mark.parametrize(("throughput", "status"), [(True, "skipped"), (False, "kept")])
