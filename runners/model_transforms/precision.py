@@ -217,7 +217,7 @@ def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> 
         if id(module) not in kept:
             module._apply(_caster(dtype), recurse=False)  # type: ignore[no-untyped-call]
             if type(module).__module__.startswith(_STRICT) and (_indivisible(module) or _holds_numbers(module)):
-                module.forward = partial(_in_own_type, module.forward, _caster(dtype))  # type: ignore[method-assign]
+                module.forward = partial(_in_own_type, module.forward, _caster(dtype))
     inside = {id(part) for whole in model.modules() if id(whole) in kept for part in _parts(whole)}
     for module in model.modules():
         if id(module) in kept and id(module) not in inside:
