@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
-from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, not_scripted, replaced, torch_runs_it
+from latfix.runners.fixes.shared.model_facts import (
+    COMPUTE,
+    SHAPES,
+    not_scripted,
+    quantized_layers,
+    replaced,
+    torch_runs_it,
+)
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
 #: Seconds to compile the samples' models.
@@ -53,6 +60,7 @@ FIX = Fix(
             lambda context: not (context.on_cpu and context.settings.precision == "int8_dynamic"),
             "it does not work with quantize.int8_dynamic, whose kernels the compiler cannot see into",
         ),
+        lambda context: f"{found} cannot be compiled" if (found := quantized_layers(context)) else "",
         torch_runs_it,
         NOT_SCRIPTED,
         compiler_there,

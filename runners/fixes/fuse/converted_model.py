@@ -6,7 +6,14 @@ from latfix.cause_catalogue import PREMISES
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, on_its_device
-from latfix.runners.fixes.shared.model_facts import facts, made_of, not_scripted, own_operators, replaced
+from latfix.runners.fixes.shared.model_facts import (
+    facts,
+    made_of,
+    not_scripted,
+    own_operators,
+    quantized_layers,
+    replaced,
+)
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
 CONVERTING_S = 10.0
@@ -24,6 +31,8 @@ def _exportable(context: Context) -> str:
     """The model must be exportable."""
     in_parts = "its forward is a Python loop around parts (compile_parts), which cannot be exported as a whole"
     obstacle = own_operators(context) or not_scripted(SCRIPTED)(context)
+    if found := quantized_layers(context):
+        return f"{found} cannot be exported"
     return obstacle or (in_parts if facts(context).get("compile_parts") else "")
 
 

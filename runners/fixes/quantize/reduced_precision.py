@@ -14,7 +14,14 @@ from latfix.profilers.gpu.kernel_number_formats import Format, is_device_kernel,
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.shared.conditions import at_default, need
-from latfix.runners.fixes.shared.model_facts import count, facts, made_of, python_modules, torch_runs_it
+from latfix.runners.fixes.shared.model_facts import (
+    count,
+    facts,
+    made_of,
+    python_modules,
+    quantized_layers,
+    torch_runs_it,
+)
 from latfix.runners.model_transforms.precision_support import Capability, unsupported
 from latfix.settings import Precision
 
@@ -90,8 +97,8 @@ def float32_layers(context: Context) -> str:
 
 def unquantized(context: Context) -> str:
     """No layer may be of torch's quantized ones, which take float32 only."""
-    quantized = count(facts(context).get("modules", {}), "ao.nn.quantized")
-    return f"its quantized layers, {quantized} of which ran, take only float32" if quantized else ""
+    found = quantized_layers(context)
+    return f"{found} take only float32" if found else ""
 
 
 def new_in_half(context: Context) -> str:

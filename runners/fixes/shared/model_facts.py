@@ -75,6 +75,15 @@ def count(seen: Mapping[str, int], part: str) -> int:
     return sum(number for name, number in seen.items() if part in name)
 
 
+def quantized_layers(context: Context) -> str:
+    """Which of torch's own quantized layers the model has, as the beginning of a sentence; empty if none.
+
+    Their weights are packed for a kernel that takes float32, and that no exporter or compiler sees into.
+    """
+    ran = count(facts(context).get("modules", {}), "ao.nn.quantized")
+    return f"its quantized layers, {ran} of which ran," if ran else ""
+
+
 def ran_batches(applied: Applied, what: str) -> tuple[bool, str]:
     """True if something ran nearly all batches in place of the model's own operators, and the counts in words."""
     seen = applied.evidence

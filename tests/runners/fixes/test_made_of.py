@@ -202,13 +202,16 @@ def test_int8_of_layers_that_are_not_in_float32_is_not_begun(
     assert found == "its kernel on the CPU takes float32, and the linear layers are in bfloat16"
 
 
-def test_layers_that_are_quantized_already_are_not_cast(
+def test_layers_that_are_quantized_already_are_neither_cast_nor_exported_nor_compiled(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
 ) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "quantized()"))).facts(traffic())
     found = obstacles(facts)
     for fix in ("quantize.bf16", "quantize.int8_weight_only"):
         assert found[fix] == "its quantized layers, 1 of which ran, take only float32"
+    for fix in ("fuse.openvino", "fuse.onnxruntime"):
+        assert found[fix] == "its quantized layers, 1 of which ran, cannot be exported"
+    assert found["fuse.compile"] == "its quantized layers, 1 of which ran, cannot be compiled"
 
 
 def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
