@@ -57,7 +57,7 @@ class AnswerCheck(Document):
     :param padded: requests differ in size, so that some of each batch are padded.
     :param example: the one that differs most.
     :param repeated: requests that were answered alone twice; ``unrepeatable`` those whose answers then differ.
-    :param stateful: they differ with the same random seed, too: the model keeps state between requests.
+    :param stateful: the random seed is not why: the model keeps state between requests.
     :param empty: requests whose answer alone was ``None``, or held nothing else.
     """
 
@@ -105,7 +105,7 @@ class AnswerCheck(Document):
         if self.unrepeatable:
             why, cure = "It samples", "fix the random seed, or"
             if self.stateful:
-                why, cure = "With the same random seed, too: it keeps state between requests", "to change that,"
+                why, cure = "The random seed is not why: it keeps state between requests", "to change that,"
             return (
                 f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "
                 f"{counted(self.repeated, 'request')}. {why}. Answers cannot be compared, and what may change them "

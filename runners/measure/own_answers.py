@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.config.workload_toml import declared_outputs
 from latfix.request import Request
-from latfix.runners.answers.agreement import Shapes
+from latfix.runners.answers.agreement import Shapes, Yardstick
 from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.answers.own_variation import OwnAnswers, differ, own_variation
 from latfix.runners.calls.model_call import USER_ERRORS
@@ -30,8 +30,8 @@ _MOST_HELD = 0.15
 _SIZED = 64
 #: Requests that are repeated on another number of threads.
 _THREADED = 16
-#: Requests answered alone once more, to see whether answers repeat.
-_REPEATED = 4
+#: Requests answered alone once more, to see whether answers repeat: a twelfth, within these bounds.
+_REPEATED = (4, 16)
 #: Each request in a batch of one.
 ALONE: Mapping[str, Any] = {"max_batch_size": 1, "batching": "fixed", "batch_window_ms": 0.0}
 
@@ -53,6 +53,7 @@ def compare_own(
             break
         alone += answers_of(service, requests[len(alone) : len(alone) + _AT_ONCE], ALONE)
     answered = requests[: len(alone)]
+    again = answered[: min(max(len(answered) // 12, _REPEATED[0]), _REPEATED[1])]
     batches, began = service.settings.max_batch_size > 1, time.monotonic()
     shared = answers_of(service, answered) if batches else []
     shared_s = time.monotonic() - began if batches else began - started
@@ -63,11 +64,10 @@ def compare_own(
         _on_other_threads(service, answered[:_THREADED]),
         declared_outputs(service.folder, service.entry),
         [_shapes(service, request) for request in answered[:_SIZED]] if batches else [],
-        answers_of(service, answered[:_REPEATED], ALONE),
+        answers_of(service, again, ALONE),
     )
     if own.check.unrepeatable:
-        seeded = [_with_seed(service, answered[:_REPEATED]) for _ in range(2)]
-        own = replace(own, check=replace(own.check, stateful=differ(own.yardstick, *seeded)))
+        own = replace(own, check=replace(own.check, stateful=not _samples(service, again, own.yardstick)))
     return alone, replace(own, shared_s=shared_s)
 
 
@@ -80,14 +80,22 @@ def answers_of(
     return [outputs_of(outcome.output, names) if outcome.status == Status.OK else None for outcome in outcomes]
 
 
-def _with_seed(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
-    """Answers alone, with all random generators at one seed."""
+def _samples(service: Service, requests: Sequence[Request], yardstick: Yardstick) -> bool:
+    """True if answers alone repeat with one seed of the random generators, and differ without.
+
+    State may settle when the same requests come again, so that answers repeat anyway.
+    """
     import torch
 
-    torch.manual_seed(service.settings.seed)
-    random.seed(service.settings.seed)
-    np.random.seed(service.settings.seed)  # noqa: NPY002
-    return answers_of(service, requests, ALONE)
+    def answers(*, seeded: bool) -> list[Answer | None]:
+        if seeded:
+            torch.manual_seed(service.settings.seed)
+            random.seed(service.settings.seed)
+            np.random.seed(service.settings.seed)  # noqa: NPY002
+        return answers_of(service, requests, ALONE)
+
+    first, second, third = answers(seeded=True), answers(seeded=True), answers(seeded=False)
+    return not differ(yardstick, first, second) and differ(yardstick, second, third)
 
 
 def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
