@@ -14,7 +14,7 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.backends.artifact_cache import cache_folder, keep, model_digest, used
-from latfix.runners.backends.replaced_model import check_constants, export_program, quiet, raised_as, root_reason
+from latfix.runners.backends.replaced_model import check_constants, export_program, export_reason, quiet, raised_as
 from latfix.runners.calls.tensor_tree import flatten
 
 #: For each tensor, the size of each dimension, ``None`` if it varies.
@@ -104,7 +104,7 @@ def example_of(batches: Sequence[Any]) -> Any:
 
 
 def _write(model: torch.nn.Module, example: Any, sizes: Any, names: Sequence[str], file: Path) -> None:
-    with raised_as("the model cannot be exported to ONNX", root_reason):
+    with raised_as("the model cannot be exported to ONNX", export_reason):
         program = export_program(model, example, dynamic_of(sizes))
         with quiet(), torch.no_grad():
             converted = torch.onnx.export(program, input_names=list(names), verbose=False)

@@ -127,15 +127,20 @@ def raised_as(message: str, reason: Callable[[BaseException], str] = describe) -
 
 
 def root_reason(error: BaseException) -> str:
-    """The first listed reason, or the first line, of the root cause: exporters wrap their errors. With the innermost
-    line of the user's own files, which may depend on what an exporter cannot know."""
-    line = own_line(error)
+    """The first listed reason, or the first line, of the root cause: exporters wrap their errors."""
     while error.__cause__ is not None:
         error = error.__cause__
-        line = own_line(error) or line
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line[2:] for line in lines if line.startswith("- ")), lines[0] if lines else "")
-    return (f"{type(error).__name__}: {reason[:240]}" if reason else describe(error)) + line
+    return f"{type(error).__name__}: {reason[:240]}" if reason else describe(error)
+
+
+def export_reason(error: BaseException) -> str:
+    """The root cause, with the line of the user's own files that depends on what an exporter cannot know."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    return root_reason(error) + next(filter(None, map(own_line, reversed(chain))), "")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
-from latfix.runners.backends.replaced_model import export_program, quiet, raised_as, root_reason
+from latfix.runners.backends.replaced_model import export_program, export_reason, quiet, raised_as, root_reason
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
 from latfix.runners.calls.model_call import USER_ERRORS
@@ -91,7 +91,7 @@ def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> An
         {d: varying(min=extent.least, max=extent.most) for d, extent in enumerate(extents) if extent.varies} or None
         for extents in profile.inputs
     ]
-    with raised_as("the model cannot be exported for TensorRT", root_reason):
+    with raised_as("the model cannot be exported for TensorRT", export_reason):
         return export_program(model, example, dynamic)
 
 
