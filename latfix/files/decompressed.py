@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from latfix.files.parquet_reader import arrow_file
+
 
 def _zstandard(path: Path) -> Any:
     import pyarrow as pa
 
-    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
+    return io.BufferedReader(pa.CompressedInputStream(arrow_file(path), "zstd"))
 
 
 _OPENERS: Mapping[bytes, Callable[[Path], Any]] = {

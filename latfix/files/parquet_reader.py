@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,16 @@ PARQUET = "Parquet written by latfix"
 _KEPT = 2
 
 
+def arrow_file(path: Path, mode: str = "rb") -> Any:
+    """A file opened by Arrow, which itself refuses names that are not UTF-8.
+
+    :raises OSError: it cannot be opened.
+    """
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(path), mode)
+
+
 class ParquetRows:
     """A Parquet file as an ordered table.
 
@@ -31,7 +42,7 @@ class ParquetRows:
 
         check_regular(path, PARQUET, folders=False)
         try:
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(arrow_file(path))
         except (OSError, pa.ArrowException) as error:
             raise unreadable(path, error) from error
         self.path = path

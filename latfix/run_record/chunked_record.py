@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Ints
-from latfix.files.parquet_reader import PARQUET, ParquetRows, unreadable
+from latfix.files.parquet_reader import PARQUET, ParquetRows, arrow_file, unreadable
 from latfix.files.parquet_types import check_type
 from latfix.files.regular_file import check_regular
 from latfix.run_record.run_meta import RunMeta, read_meta
@@ -235,7 +235,7 @@ def is_large(folder: Path, limit: int) -> bool:
     path = folder / "requests.parquet"
     check_regular(path, PARQUET, folders=False)
     try:
-        return path.exists() and pq.read_metadata(path).num_rows > limit
+        return path.exists() and pq.read_metadata(arrow_file(path)).num_rows > limit
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
 

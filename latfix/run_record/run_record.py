@@ -20,7 +20,7 @@ import numpy.typing as npt
 from latfix.arrays import Bools, Ints
 from latfix.errors import InputError
 from latfix.files.atomic_write import replacement
-from latfix.files.parquet_reader import ROW_GROUP, ParquetRows
+from latfix.files.parquet_reader import ROW_GROUP, ParquetRows, arrow_file
 from latfix.files.parquet_types import check_type, read_column
 from latfix.run_record.run_meta import RUN_FILE, RunMeta, read_meta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
@@ -211,8 +211,8 @@ def finalize(folder: Path) -> None:
         "requests": _request_tables(requests, folder / SCHEDULE, errors),
     }
     for name, parts in tables.items():  # requests last: its presence implies that the others exist
-        with replacement(folder / f"{name}.parquet") as temporary:
-            write_parts(temporary, parts)
+        with replacement(folder / f"{name}.parquet") as temporary, arrow_file(temporary, "wb") as file:
+            write_parts(file, parts)
     for path in (folder / SEGMENTS).iterdir():
         path.unlink()
     (folder / SEGMENTS).rmdir()
@@ -232,11 +232,11 @@ def replace_events(folder: Path, kind: str, events: Columns) -> None:
     new = {**events, "detail": np.array([json.dumps(detail) for detail in events["detail"]], dtype=object)}
     both = {name: np.concatenate([known[name][others], new[name]]) for name in EVENT_FIELDS}
     order = np.argsort(both["t_ns"], kind="stable")
-    with replacement(path) as temporary:
-        write_parts(temporary, iter([pa.table({name: column[order] for name, column in both.items()})]))
+    with replacement(path) as temporary, arrow_file(temporary, "wb") as file:
+        write_parts(file, iter([pa.table({name: column[order] for name, column in both.items()})]))
 
 
-def write_parts(where: Path | BinaryIO, parts: Iterator[Any]) -> None:
+def write_parts(where: BinaryIO, parts: Iterator[Any]) -> None:
     """Write Arrow tables as one Parquet file; at least one, which defines the columns."""
     import pyarrow.parquet as pq
 

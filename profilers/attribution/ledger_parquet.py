@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.files.atomic_write import replacement
-from latfix.files.parquet_reader import ROW_GROUP
+from latfix.files.parquet_reader import ROW_GROUP, arrow_file
 from latfix.results.diagnosis import Ledger
 
 
@@ -25,7 +25,11 @@ def causes_file(path: Path) -> Iterator[Callable[[Ledger], None]]:
 
     names = ("request_id", "cause", "own_ns", "propagated_ns", "class")
     schema = pa.schema([(name, pa.int64() if name.endswith("_ns") else pa.string()) for name in names])
-    with replacement(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+    with (
+        replacement(path) as temporary,
+        arrow_file(temporary, "wb") as file,
+        pq.ParquetWriter(file, schema) as writer,
+    ):
         yield lambda ledger: writer.write_table(_table(ledger, schema), row_group_size=8 * ROW_GROUP)
 
 

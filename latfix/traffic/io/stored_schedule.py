@@ -11,7 +11,7 @@ import numpy as np
 
 from latfix.errors import InputError, input_error
 from latfix.files.atomic_write import write_bytes
-from latfix.files.parquet_reader import ParquetRows
+from latfix.files.parquet_reader import ParquetRows, arrow_file
 from latfix.files.parquet_types import LARGEST
 from latfix.files.regular_file import check_regular
 from latfix.files.strict_json import MALFORMED
@@ -71,7 +71,7 @@ def load_schedule(path: Path) -> Traffic:
 
     check_regular(path, _SCHEDULE, folders=False)
     try:
-        table = pq.ParquetFile(path).read(use_threads=False)
+        table = pq.ParquetFile(arrow_file(path)).read(use_threads=False)
         sidecar = _stored(path, table.schema.metadata, table.column_names)
         return _traffic(table, sidecar, list(sidecar.kinds), payloads=True)
     except FileNotFoundError as error:

@@ -53,8 +53,10 @@ def _written_here(path: Path) -> bool:
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
+    from latfix.files.parquet_reader import arrow_file
+
     try:
-        return PARQUET_KEY in (read_schema(path).metadata or {})
+        return PARQUET_KEY in (read_schema(arrow_file(path)).metadata or {})
     except (OSError, ArrowException):
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,6 +30,20 @@ def test_out_leaves_the_run_as_it_was(runs: dict[bool, Path], cli: Cli, tmp_path
     assert cli("report", runs[True], "--out", tmp_path / "out")[0] == 0
     assert {path.name for path in runs[True].iterdir()} == before
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"diagnosis.json", "causes.parquet", "report.html"}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_whose_name_is_not_utf8(runs: dict[bool, Path], cli: Cli, tmp_path: Path, finished: bool) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(runs[finished], folder)
+    for arguments in (
+        ("report", folder),
+        ("report", folder, "--out", folder / os.fsdecode(b"\xe9")),
+        ("export", folder, "--to", "parquet", "--out", tmp_path / os.fsdecode(b"\xe9.parquet")),
+        ("compare", folder, folder),
+    ):
+        code, _, err = cli(*arguments)
+        assert code == 0, err
 
 
 def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:

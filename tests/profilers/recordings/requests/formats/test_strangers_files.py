@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -51,7 +52,8 @@ def zstandard(data: bytes) -> bytes:
 def test_compression(tmp_path: Path, pack: Any) -> None:
     for writer in ("nginx", "csv", "otlp"):
         whole = pack(WRITERS[writer][1]())
-        assert diagnose_recording(written(tmp_path, whole), ReadOptions()).source is not None
+        path = written(tmp_path, whole).rename(tmp_path / os.fsdecode(b"caf\xe9"))
+        assert diagnose_recording(path, ReadOptions()).source is not None
         with pytest.raises(InputError, match="recording"):
             diagnose_recording(written(tmp_path, whole[: len(whole) * 2 // 3]), ReadOptions())
 
