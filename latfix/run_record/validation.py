@@ -141,10 +141,10 @@ def check_detail(where: Path, detail: object) -> None:
     check_document(where, detail, "detail")
 
 
-def check_document(where: Path, value: object, key: str = "", depth: int = 0) -> None:
+def check_document(where: Path | str, value: object, key: str = "", depth: int = 0) -> None:
     """Validate that a JSON document is not nested too deep, and that its numbers can be calculated with.
 
-    :param where: its file.
+    :param where: its file, or what it describes.
     :raises InputError: naming the invalid key.
     """
     if depth > _DEEPEST:
@@ -156,4 +156,4 @@ def check_document(where: Path, value: object, key: str = "", depth: int = 0) ->
         for inner in value:
             check_document(where, inner, key, depth + 1)
     elif isinstance(value, int | float) and (abs(value) > _LARGEST_NUMBER or math.isnan(value)):
-        raise InputError(f"{where}: found {key} = {str(value)[:40]}; expected what latfix wrote there")
+        raise InputError(f"{where}: found {key} = {str(value)[:40]}; expected a number of at most 2^63")

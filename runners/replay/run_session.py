@@ -19,6 +19,7 @@ from latfix.profilers.probes.neighbor_watch import LINE, NeighborWatch
 from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.run_record.validation import check_document
 from latfix.runners.host.kernel_files import System
 from latfix.runners.measure.compute_pace import typical_batches
 from latfix.runners.replay.folder_lock import claim, claim_again
@@ -173,8 +174,11 @@ def writing_into(folder: Path) -> Iterator[None]:
 def prepare_folder(path: Path, replay: Replay) -> RunFolder:
     """Write the schedule and the first ``run.json`` into a run's folder.
 
-    :raises InputError: the folder has segments of another run, whose rows would mix with these.
+    :raises InputError: the folder has segments of another run, whose rows would mix with these; or an input holds a
+        number with which its record could not be read.
     """
+    meta = _first_meta(replay)
+    check_document(meta.workload, meta.to_json())
     path.mkdir(parents=True, exist_ok=True)
     try:
         (path / SEGMENTS).mkdir()
@@ -184,7 +188,7 @@ def prepare_folder(path: Path, replay: Replay) -> RunFolder:
         raise _disk_error(path, error) from error
     try:
         save_schedule(replay.traffic, path / SCHEDULE)
-        folder = RunFolder(path, _first_meta(replay))
+        folder = RunFolder(path, meta)
         write_meta(path, folder.meta)
     except OSError as error:
         raise _disk_error(path, error) from error

@@ -29,6 +29,7 @@ from latfix.runners.replay.run_session import (
     replay_into,
 )
 from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import scale_time
 
 AT_ONCE = 8
 
@@ -122,6 +123,16 @@ def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: ob
         prepare_folder(folder, replay)
 
     assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
+
+
+def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(
+    tmp_path: Path, write_workload: object
+) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+    traffic = scale_time(Traffic.plain(np.arange(3, dtype=np.int64)), 1e300)
+    with pytest.raises(InputError, match=r"traffic\.transforms\.speed = 1e\+300; expected a number of at most 2\^63"):
+        prepare_folder(tmp_path / "run", Replay(spec=spec, traffic=traffic, settings=spec.settings))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_disk_that_is_full_after_the_replay_is_one_line(tmp_path: Path, write_workload: object) -> None:
