@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -63,7 +64,7 @@ def load_adapter(folder: Path, entry: str) -> Workload:
 
 def _imported(path: Path) -> ModuleType:
     """The file as a module, under a name that no other workload's file has."""
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
     name = f"latfix_workload_{digest}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -101,4 +102,6 @@ def raised_at(path: Path, error: BaseException) -> str:
     """The file, and its line from which an error came."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+    if isinstance(error, SyntaxError) and error.filename == str(path.absolute()):  # no frame has run
+        lines.append(error.lineno)
     return f"{path}:{lines[-1]}" if lines else str(path)

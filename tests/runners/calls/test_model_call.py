@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
@@ -43,15 +44,16 @@ def _adapter(folder: Path, source: str) -> Any:
 
 
 def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) -> None:
-    """Two folders may use one file name."""
+    """Two folders may use one file name, and a folder's name need not be UTF-8."""
+    other = tmp_path / os.fsdecode(b"caf\xe9")
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "neighbor_of_this_test.py").write_text("VALUE = 3\n")
     head, body = (
         "import neighbor_of_this_test as n\n",
         "from latfix import Workload\nclass A(Workload):\n    value = ",
     )
-    first, second = _adapter(tmp_path / "1", head + body + "n.VALUE"), _adapter(tmp_path / "2", body + "4")
-    assert (first.folder, second.folder) == (tmp_path / "1", tmp_path / "2")
+    first, second = _adapter(tmp_path / "1", head + body + "n.VALUE"), _adapter(other, body + "4")
+    assert (first.folder, second.folder) == (tmp_path / "1", other)
     assert (first.value, second.value) == (3, 4)
 
 
@@ -74,7 +76,7 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
             "ModuleNotFoundError.*; install it, or put it next to",
         ),
         ("raise SystemExit(3)", RunnerError, "SystemExit: 3"),
-        ("def f(:", RunnerError, "SyntaxError"),
+        ("\ndef f(:", RunnerError, "adapter.py:2: importing it raised SyntaxError"),
         (
             "from latfix import Workload\nclass A(Workload):\n    def __init__(self, x): pass",
             RunnerError,
