@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.errors import InputError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -103,7 +105,8 @@ class Run:
 def _read(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    frame = pd.read_parquet(path)
+    with path.open("rb") as file:
+        frame = pd.read_parquet(file)
     names = {}
     for name in frame.columns:
         if name.endswith("_ns") and pd.api.types.is_numeric_dtype(frame[name]):
@@ -129,9 +132,12 @@ def diagnose(run: Run | str | Path, *, percentile: float | None = None, seed: in
     :param run: a run, or its folder.
     :param percentile: where the tail begins, from 1 to below 100; ``None`` for the workload's objective.
     :param seed: of the bootstrap.
+    :raises InputError: it is not the folder of a run, or ``percentile`` is none.
     """
+    from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.profilers.diagnose import diagnose as attribute
 
+    check_percentile(percentile)
     return attribute(_run(run).record, percentile=percentile, seed=seed)
 
 
@@ -144,8 +150,7 @@ def compare(
     """Compare runs before and after, in pairs.
 
     :param base: a run or its folder; or several, replayed in turns with as many of ``new``.
-    :raises InputError: a folder is not that of a run.
-    :raises ValueError: ``base`` and ``new`` differ in number.
+    :raises InputError: a folder is not that of a run, or ``base`` and ``new`` are none or differ in number.
     """
     from latfix.profilers.latency_causes import explained
     from latfix.results.comparison import compare_rounds
@@ -161,6 +166,8 @@ def compare(
         ]
 
     before, after = loaded(base), loaded(new)
+    if not before or len(before) != len(after):
+        raise InputError(f"compare: found {len(before)} runs before and {len(after)} after; expected pairs of runs")
     return explained(compare_rounds(before, after, seed=seed), before, after, seed=seed)
 
 

@@ -36,12 +36,12 @@ def document_type(name: str) -> type[Document]:
     return found
 
 
-def read_result(path: Path) -> Document:
+def read_result(path: str | Path) -> Document:
     """Read the result in a JSON file, by the schema that it names.
 
     :raises InputError: it is not a document of latfix, or is damaged.
     """
-    document = read_document(path)
+    document = read_document(Path(path))
     schema = document.get("schema")
     name = schema.removeprefix("latfix.").partition("/")[0] if isinstance(schema, str) else ""
     if name not in DOCUMENTS:

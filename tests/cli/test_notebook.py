@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 import latfix
 from latfix.errors import InputError
+from latfix.results import read_result
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization
 from tests.reports.conftest import make_document
@@ -88,6 +90,28 @@ def test_several_rounds_are_compared_in_pairs() -> None:
     compared = latfix.compare(rounds[:2], ["r2", rounds[3]])
     assert compared.paired and compared.rounds == 2
     assert compared.to_json() == latfix.compare(["r0", "r1"], ["r2", "r3"]).to_json()
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: latfix.diagnose("run", percentile=0), "a percentile from 1"),
+        (lambda: latfix.compare([], []), "0 runs before and 0 after"),
+        (lambda: latfix.compare("run", ["run", "run"]), "1 runs before and 2 after"),
+        (lambda: read_result("run/samples.parquet"), "samples.parquet"),
+    ],
+    ids=["percentile", "nothing", "no pairs", "no result"],
+)
+def test_wrong_arguments_are_errors_of_latfix(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_a_folder_whose_name_is_not_utf8(notebook: Path) -> None:
+    odd = (notebook / "run").rename(notebook / os.fsdecode(b"caf\xe9"))
+    run = latfix.read_run(odd)
+    assert len(run.requests) == len(run.batches) == 300 and run.causes["cause"].size and len(run.events.columns) == 7
 
 
 @pytest.mark.usefixtures("notebook")
