@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import TrafficOptions, given, load_traffic
+from latfix.cli.shared.options import TrafficOptions, given, load_traffic, refuse_given
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,11 +81,7 @@ class AddressOptions:
 
         :raises InputError: naming the first that was given.
         """
-        for option, value in given(self).items():
-            shown = tuple(value) if isinstance(value, list) else value
-            raise InputError(
-                f"{option}: found {shown!r} and {workload}; expected an address such as http://host/predict"
-            )
+        refuse_given(given(self), f"found {workload}; expected an address such as http://host/predict, or omit it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,7 @@ OPTIONS: list[tuple[tuple[object, ...], str]] = [
     (("--json", "w"), "--json"),
     (("--json", "a" * 5000), "--json"),
     (("--baseline", "nothing"), "no such folder"),
+    (("--header", "Authorization: secret"), "--header: found /"),
     (("--speeed", "2"), "--speeed"),
     (("--speed",), "--speed"),
     (("--json",), "--json"),
