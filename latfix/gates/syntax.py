@@ -143,6 +143,8 @@ def _metric(name: str, wrong: Callable[[str, str], InputError]) -> str:
             return metric
         near = difflib.get_close_matches(cause, CATALOGUE, n=1)
         raise wrong(f"the cause {cause!r}", f"cause:{near[0]}" if near else "an id of docs/causes.md")
+    if re.fullmatch(r"p[0-9._]+", name):
+        raise wrong(f"the metric {name!r}", "a percentile from 1 to below 100, as in p99")
     near = difflib.get_close_matches(metric, _METRICS, n=1)
     hint = f"{near[0]!r}" if near else "one of " + ", ".join((*_METRICS, "another percentile, cause:ID"))
     raise wrong(f"the metric {name!r}", hint)

@@ -145,6 +145,8 @@ def test_a_misspelled_name_gets_a_suggestion() -> None:
         parse_gate("cause:python.gcs<10%")
     with pytest.raises(InputError, match="expected 'error_rate'"):
         parse_gate("errorrate<1%")
+    with pytest.raises(InputError, match="'p0'; expected a percentile from 1 to below 100"):
+        parse_gate("p0<1ms")
 
 
 @pytest.mark.parametrize(
