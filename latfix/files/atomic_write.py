@@ -17,21 +17,25 @@ def replacement(path: Path) -> Iterator[Path]:
     Its bytes are on disk before it is moved; it is removed if the block raises. A pipe or device receives the bytes
     itself and is never replaced. Of a link, such as ``/dev/stdout``, the file that it names is replaced.
 
-    :raises OSError: the file cannot be written or moved.
+    :raises OSError: the file cannot be written or moved; its ``filename`` is ``path``, also if a write failed.
     """
-    if is_device(path):
-        yield path
-        return
-    path = Path(os.path.realpath(path)) if path.is_symlink() else path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    device = is_device(path)
+    path = Path(os.path.realpath(path)) if path.is_symlink() and not device else path
+    temporary = path if device else path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        if not device:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if not device:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

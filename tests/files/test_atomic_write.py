@@ -40,8 +40,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         temporary.write_text("half")
         raise RuntimeError
     monkeypatch.setattr("os.fsync", _full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         write_bytes(file, b"new")
+    assert caught.value.filename == str(file)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_bytes(Path("/dev/full"), b"new")
     assert json.loads(file.read_text()) == {"a": 1} and _names(tmp_path) == ["d.json"]
 
 
