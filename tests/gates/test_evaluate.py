@@ -20,6 +20,7 @@ from latfix.stages import Status
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+from tests.records import cause_summary
 
 
 def _subject(**changes: Any) -> GateSubject:
@@ -34,20 +35,7 @@ def _subject(**changes: Any) -> GateSubject:
 
 
 def _cause(cause: str, share: float, ci95_ms: tuple[float, float]) -> CauseSummary:
-    return CauseSummary(
-        cause=cause,
-        tail_ms=20 * share,
-        tail_share=share,
-        own_ms=20 * share,
-        propagated_ms=0.0,
-        ci95_ms=ci95_ms,
-        named=True,
-        evidence_class="measured",
-        requests=5,
-        evidence="",
-        whatif_ms={},
-        fixes=(),
-    )
+    return cause_summary(cause, 20 * share, tail_share=share, ci95_ms=ci95_ms, requests=5)
 
 
 DIAGNOSIS = Diagnosis(

@@ -18,23 +18,12 @@ from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
+from tests.records import cause_summary
 
 
 def cause(name: str, tail_ms: float, excess_ms: float, *, named: bool = False) -> CauseSummary:
-    return CauseSummary(
-        cause=name,
-        tail_ms=tail_ms,
-        tail_share=tail_ms / excess_ms,
-        own_ms=tail_ms,
-        propagated_ms=0.0,
-        ci95_ms=(0.8 * tail_ms, 1.2 * tail_ms),
-        named=named,
-        evidence_class="measured",
-        requests=10,
-        evidence="",
-        whatif_ms={},
-        fixes=(),
-    )
+    interval = (0.8 * tail_ms, 1.2 * tail_ms)
+    return cause_summary(name, tail_ms, tail_share=tail_ms / excess_ms, ci95_ms=interval, named=named, requests=10)
 
 
 def tail(excess_ms: float, mean_ms: float) -> Tail:

@@ -12,41 +12,25 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings import detect
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Source, UnitLedger
+from latfix.results.diagnosis import Diagnosis, Source, UnitLedger
+from tests.records import cause_summary
 
 
 def one_step(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    cause = CauseSummary(
-        cause="gpu.compute",
-        tail_ms=5.0,
-        tail_share=1.0,
-        own_ms=5.0,
-        propagated_ms=math.nan,
-        ci95_ms=(math.nan, math.nan),
-        named=True,
-        evidence_class="measured",
-        requests=1,
-        evidence="two kernels",
-        whatif_ms={},
-        fixes=(),
-    )
+    unknown = {"propagated_ms": math.nan, "ci95_ms": (math.nan, math.nan)}
+    cause = cause_summary("gpu.compute", 5.0, tail_share=1.0, evidence="two kernels", **unknown)
     return Diagnosis(
         workload="toy",
         device="a device",
         requests={"ok": 1, "error": None, "timeout": None, "shed": None},
         latency_ms=dict.fromkeys(("mean", "p50", "max"), 5.0),
-        latency_ci95_ms={},
         stages_ms={"launch": {"mean": 5.0, "p50": 5.0, "p99": 5.0, "reference": math.nan}},
         verdict="gpu.compute",
         sentence="The step takes 5 ms: kernels.",
         percentile=math.nan,
         excess_ms=5.0,
-        reference_ms=math.nan,
         unexplained_ms=0.0,
         causes=(cause,),
-        dispatch_ms={},
-        throughput_rps=math.nan,
-        overhead={},
         source=Source(kind="toy", path=str(recorded.path), unit="step", read={"kernels": 2, "step": options.step}),
         slowest=(UnitLedger(id="step 1", start_ms=0.0, latency_ms=5.0, causes_ms={"gpu.compute": 5.0}),),
     )

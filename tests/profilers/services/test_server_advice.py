@@ -10,26 +10,14 @@ import pytest
 from latfix.cause_catalogue import CATALOGUE
 from latfix.profilers.services.server_advice import _SETTINGS, _SIGNS, ONE_LOOP, THREADS, with_advice
 from latfix.results.diagnosis import CauseSummary, Diagnosis, ServiceFigures, Source
+from tests.records import cause_summary
 
 #: Causes that exist only in logs of requests.
 _OF_LOGS = {"batching.prefill", "stall.shared"}
 
 
 def _cause(cause: str, *, named: bool = True) -> CauseSummary:
-    return CauseSummary(
-        cause=cause,
-        tail_ms=1.0,
-        tail_share=0.5,
-        own_ms=1.0,
-        propagated_ms=0.0,
-        ci95_ms=(0.5, 1.5),
-        named=named,
-        evidence_class="measured",
-        requests=1,
-        evidence="seen.",
-        whatif_ms={},
-        fixes=(),
-    )
+    return cause_summary(cause, 1.0, tail_share=0.5, ci95_ms=(0.5, 1.5), named=named, evidence="seen.")
 
 
 def _found(*causes: CauseSummary, format_: str = "", metrics: Any = None) -> Diagnosis:

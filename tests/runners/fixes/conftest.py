@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.allocator_lab.compare_policies import Choice
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
+from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
@@ -18,7 +18,7 @@ from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record, zeros
+from tests.records import build_record, cause_summary, zeros
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -190,47 +190,22 @@ def _samples(series: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return samples
 
 
-def _cause(cause: str, share: float) -> CauseSummary:
-    return CauseSummary(
-        cause=cause,
-        tail_ms=100 * share,
-        tail_share=share,
-        own_ms=100 * share,
-        propagated_ms=0.0,
-        ci95_ms=(0.0, 0.0),
-        named=share > 0.1,
-        evidence_class="measured",
-        requests=1,
-        evidence="",
-        whatif_ms={},
-        fixes=(),
-    )
-
-
 def diagnosis_of(shares: Mapping[str, float]) -> Diagnosis:
     """A diagnosis with these shares of the tail by cause."""
-    none = np.zeros((0, 0), dtype=np.int64)
-    empty = np.zeros(0, dtype=np.int64)
+    causes = (cause_summary(name, 100 * share, tail_share=share, named=share > 0.1) for name, share in shares.items())
     return Diagnosis(
         workload="w",
         device="cpu",
         requests={},
         latency_ms={},
-        latency_ci95_ms={},
-        stages_ms={},
         verdict="steady",
         sentence="",
         percentile=99.0,
         excess_ms=0.0,
         reference_ms=0.0,
         unexplained_ms=0.0,
-        causes=tuple(_cause(cause, share) for cause, share in shares.items()),
-        dispatch_ms={},
+        causes=tuple(causes),
         throughput_rps=0.0,
-        overhead={},
-        ledger=Ledger(
-            request=empty, latency_ns=empty, reference_ns=0, causes=(), own_ns=none, propagated_ns=none, classes=()
-        ),
     )
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from latfix.cause_catalogue import EvidenceClass
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Slowest
+from latfix.results.diagnosis import Diagnosis, Ledger, Slowest
 from latfix.results.selftest_scoreboard import CaseScore, Scoreboard, Share
 from latfix.runners.selftest.ground_truth import Truth
 from latfix.runners.selftest.plan import make_case
 from latfix.runners.selftest.score import least_ms, score_case
 from latfix.runners.selftest.scoreboard import make_scoreboard
+from tests.records import cause_summary
 
 MS = 1_000_000
 N = 200
@@ -51,20 +52,7 @@ def _diagnosis(
         own[k, list(STRUCK)] = int(found.get(cause, 0.0) * MS)
     latency = own.sum(axis=0) + 5 * MS + gap_ns
     summaries = [
-        CauseSummary(
-            cause=cause,
-            tail_ms=ms,
-            tail_share=0.0,
-            own_ms=ms,
-            propagated_ms=0.0,
-            ci95_ms=(ms - width_ms, ms + width_ms),
-            named=cause in named,
-            evidence_class="measured",
-            requests=2,
-            evidence="",
-            whatif_ms={},
-            fixes=(),
-        )
+        cause_summary(cause, ms, ci95_ms=(ms - width_ms, ms + width_ms), named=cause in named, requests=2)
         for cause, ms in sorted(found.items(), key=lambda pair: -pair[1])
     ]
     ledger = Ledger(
@@ -76,7 +64,6 @@ def _diagnosis(
         propagated_ns=np.zeros_like(own),
         classes=_MEASURED * len(ids),
     )
-    blank: dict[str, Any] = {name: {} for name in ("latency_ci95_ms", "stages_ms", "dispatch_ms", "overhead")}
     return Diagnosis(
         workload="selftest",
         device="cpu",
@@ -91,7 +78,6 @@ def _diagnosis(
         causes=tuple(summaries),
         throughput_rps=1.0,
         ledger=ledger,
-        **blank,
     )
 
 
