@@ -7,7 +7,6 @@ The device is a fake: it computes at once, so that a fake capture can record the
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 
 from latfix.adapter_api import Workload
 from latfix.request import Request
-from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.cuda_graphs import facts_of
 from latfix.runners.service.graph_capture import capture_graphs, shapes_to_capture
 from latfix.runners.service.load import LoadedModels
@@ -27,47 +25,14 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from tests.runners.engine.served import instance_of, serve
+from tests.runners.gpu.simulated import SimulatedAccelerator
 from tests.runners.gpu.test_cuda_graphs import FakeCapturer, Scorer
 
 
-class _Stream:
-    def wait_event(self, event: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class _Event:
-    at = 0
-
-    def record(self, stream: Any) -> None:
-        self.at = time.perf_counter_ns()
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: _Event) -> float:
-        return (end_event.at - self.at) / 1e6
-
-
-class PlainAccelerator(Accelerator):
+class PlainAccelerator(SimulatedAccelerator):
     """A device whose memory is the host's."""
 
     current: Any = None
-
-    def __init__(self) -> None:
-        self.device = "plain:0"
-
-    def stream(self) -> Any:
-        return _Stream()
-
-    def event(self, *, blocking: bool = False) -> Any:
-        return _Event()
-
-    def synchronize(self) -> None: ...
-
-    def free_workspaces(self) -> None: ...
 
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
@@ -80,21 +45,8 @@ class PlainAccelerator(Accelerator):
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         return host.clone()
 
-    def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        raise AssertionError("nothing lies there")
-
-    def pinned(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(elements, dtype=dtype)
-
-    def is_pinned(self, host: torch.Tensor) -> bool:
-        return False
-
     def is_here(self, tensor: torch.Tensor) -> bool:
         return False
-
-    @contextlib.contextmanager
-    def warn_on_waits(self) -> Iterator[None]:
-        yield
 
 
 class Adapter(Workload):
@@ -114,7 +66,7 @@ def _traffic(lengths: list[int]) -> Traffic:
 def _models(settings: RunnerSettings) -> LoadedModels:
     instances = [instance_of(Scorer().eval(), "plain:0", Adapter()) for _ in range(settings.workers)]
     for instance in instances:
-        instance.place_on(PlainAccelerator())
+        instance.place_on(PlainAccelerator("plain:0"))
     return LoadedModels(Adapter(), instances, "plain:0")
 
 

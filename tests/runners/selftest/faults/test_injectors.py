@@ -54,18 +54,6 @@ def test_a_declared_sleep_is_one_span() -> None:
     assert done.start_ns <= spans[0].start_ns <= spans[0].end_ns <= done.end_ns
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Operators on one thread, as in the service."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_extra_work_uses_the_requested_processor_time() -> None:
     work = injectors.ExtraWork()
     before = time.thread_time_ns()
@@ -235,7 +223,6 @@ def test_every_kind_has_a_cause(kind: str) -> None:
     assert cause_of(kind, "model") == cause_of(kind, "prepare")
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", GROWTHS)
 def test_growth_slows_later_requests_down(kind: str) -> None:
     growth = Growth(kind, 4.0, 24)
