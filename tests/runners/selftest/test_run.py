@@ -80,7 +80,6 @@ def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
     ("recipe", "kinds", "series"),
     [
         ("neighbor_prepare", {"neighbor"}, "neighbor.throttled_ns."),
-        ("neighbor_threads", {"neighbor"}, "neighbor.throttled_ns."),
         ("giant_threads", {"sleep"}, ""),
         ("uncompiled", {"compile", "uncompiled"}, "compile.limit_hits"),
         ("lazy_threads", {"first use"}, ""),

@@ -25,28 +25,6 @@ def test_the_final_replay_starts_both_afresh_each_round_in_turns(search: Any, wo
     assert outcome.final is not None and outcome.final.rounds == len(final) // 2 == 5, "decided at the first look"
 
 
-@pytest.mark.parametrize(
-    ("late", "rounds", "verdict"), [({2}, 5, "improved"), (set(range(1, 100)), 5, "inconclusive")]
-)
-def test_a_final_round_with_a_late_replayer_is_left_out(
-    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch, late: set[int], rounds: int, verdict: str
-) -> None:
-    """Where all are late, it is no accident, and nothing is proved."""
-    replay = world.arm_class.replay
-
-    def held_up(arm: Any, folder: Path, *arguments: Any, **options: Any) -> RunRecord:
-        record: RunRecord = replay(arm, folder, *arguments, **options)
-        if folder.name in {f"before-{number}" for number in late}:
-            record.requests["dispatch_ns"][:] = record.requests["latency_ns"] // 2
-        return record
-
-    monkeypatch.setattr(world.arm_class, "replay", held_up)
-    outcome = search(world.fix("HALF", 0.5))
-    assert outcome.final is not None
-    assert (outcome.final.rounds, outcome.verdict) == (rounds, verdict)
-    assert any("1 of 6 rounds is left out" in note for note in outcome.notes) is (late == {2})
-
-
 def test_a_final_round_with_a_neighbor_beside_one_service_is_left_out(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
