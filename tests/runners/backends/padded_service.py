@@ -9,9 +9,9 @@ import numpy as np
 
 from latfix.runners.fixes import Applied
 from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
+from tests.runners.engine.served import loaded_service
 
 #: Two named inputs, integers (padded to the longest of the batch) and numbers; two answers of different shapes.
 #: EACH is replaced by the first answer.
@@ -46,11 +46,7 @@ def traffic(n: int = 12) -> Traffic:
 
 
 def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
-    settings = RunnerSettings(device="cpu", intra_op_threads=1, **{"max_batch_size": 4, **values})
-    service = Service(folder, "adapter:Padded", settings)
-    service.load()
-    service.warm_shapes(traffic(n))
-    return service
+    return loaded_service(folder, "adapter:Padded", warm=traffic(n), **{"max_batch_size": 4, **values})
 
 
 def verified(fix: Any, service: Service) -> Any:

@@ -21,10 +21,9 @@ from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
-from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from tests.runners.backends import padded_service
 from tests.runners.backends.padded_service import loaded, traffic, verified
+from tests.runners.engine.served import loaded_service
 
 WriteWorkload = Callable[..., Path]
 
@@ -109,10 +108,7 @@ def test_inputs_in_another_order_run_on_the_original(
             return given if value < 12 else dict(reversed(given.items()))
     """
     folder = write_workload(tmp_path / "swapped", adapter=source)
-    settings: dict[str, Any] = {"device": "cpu", "intra_op_threads": 1, "backend": backend}
-    service = Service(folder, "adapter:Swapped", RunnerSettings(**settings))
-    service.load()
-    service.warm_shapes(traffic())
+    service = loaded_service(folder, "adapter:Swapped", warm=traffic(), backend=backend)
     answers = [outcome.output.tolist() for outcome in service.predict([traffic(20).request(k) for k in (5, 19)])]
     assert answers == [[4.0] * 3, [18.0] * 3]
     evidence = service.evidence(traffic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import STAGES
+from latfix.traffic.schedule import Traffic
 
 
 class Numbers(Workload):
@@ -36,6 +39,15 @@ def instance_of(model: Any, device: str = "cpu", adapter: Workload | None = None
     """A model as workers serve it."""
     adapter = adapter or Workload()
     return ModelInstance(adapter, model, device, None, adapter.collate, set(), **more)
+
+
+def loaded_service(folder: Path, entry: str, *, warm: Traffic | None = None, **settings: Any) -> Service:
+    """A service on the CPU, each operator on one thread, warmed up on the shapes of some traffic."""
+    service = Service(folder, entry, RunnerSettings(device="cpu", **{"intra_op_threads": 1, **settings}))
+    service.load()
+    if warm is not None:
+        service.warm_shapes(warm)
+    return service
 
 
 class Served:

@@ -13,6 +13,7 @@ from latfix.runners.fixes import FIXES, Context
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import loaded_service
 from tests.runners.model_files.conftest import written
 
 WriteWorkload = Callable[..., Path]
@@ -131,10 +132,7 @@ def traffic() -> Traffic:
 
 
 def loaded(folder: Path, **values: Any) -> Service:
-    service = Service(folder, "adapter:Small", RunnerSettings(device="cpu", intra_op_threads=1, **values))
-    service.load()
-    service.warm_shapes(traffic())
-    return service
+    return loaded_service(folder, "adapter:Small", warm=traffic(), **values)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from latfix.runners.measure import own_answers
 from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, Accuracy, Reference, evaluate, sample_requests
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import loaded_service
 
 WriteWorkload = Callable[..., Path]
 
@@ -68,11 +68,7 @@ def labelled(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Ser
         folder = tmp_path / f"w{noise}-{cases}-{scored}"
         if not folder.exists():
             write_workload(folder, adapter=source)
-        service = Service(
-            folder, "adapter:Labelled", RunnerSettings(device="cpu", max_batch_size=16, intra_op_threads=1)
-        )
-        service.load()
-        return service
+        return loaded_service(folder, "adapter:Labelled", max_batch_size=16)
 
     return make
 
@@ -190,9 +186,7 @@ class Padded(Workload):
 
 
 def padded(folder: Path, size: int) -> Service:
-    made = Service(folder, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1))
-    made.load()
-    return made
+    return loaded_service(folder, "adapter:Padded", max_batch_size=size)
 
 
 def test_a_model_that_reads_its_padding_answers_differently_in_larger_batches(
@@ -257,12 +251,7 @@ class Samples(Workload):
 
 
 def test_a_service_that_samples_its_answers_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    service = Service(
-        write_workload(tmp_path / "w", adapter=SAMPLES),
-        "adapter:Samples",
-        RunnerSettings(device="cpu", max_batch_size=4),
-    )
-    service.load()
+    service = loaded_service(write_workload(tmp_path / "w", adapter=SAMPLES), "adapter:Samples", max_batch_size=4)
     original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
     check = AnswerCheck.from_json(original.answers)
     assert check.repeated == check.unrepeatable == 4 and not check.stateful
@@ -309,10 +298,7 @@ def test_a_service_that_keeps_state_between_requests_is_told_from_one_that_sampl
 
 def test_a_service_that_answers_none_has_no_accuracy(tmp_path: Path, write_workload: WriteWorkload) -> None:
     adapter = SAMPLES.replace("torch.multinomial(torch.softmax(x, -1), 8, replacement=True)", "None")
-    service = Service(
-        write_workload(tmp_path / "w", adapter=adapter), "adapter:Samples", RunnerSettings(device="cpu")
-    )
-    service.load()
+    service = loaded_service(write_workload(tmp_path / "w", adapter=adapter), "adapter:Samples")
     original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
     again = asdict(evaluate(service, traffic(40), tmp_path / "r.npz", max_drop=0.01))
     assert score_of(asdict(original)) is None and score_of(again) is None and judge(again, 1.0, 0.01)[0] is None
@@ -354,11 +340,7 @@ def test_embeddings_that_are_30_percent_off_are_rejected(
         source = EMBEDS.replace("FACTOR", str(factor)).replace("NAME", name)
         spec = write_workload(tmp_path / folder, adapter=source) / "workload.toml"
         spec.write_text(f"{spec.read_text()}[outputs]\n{declared}\n")
-        made = Service(
-            spec.parent, "adapter:Embeds", RunnerSettings(device="cpu", max_batch_size=4, intra_op_threads=1)
-        )
-        made.load()
-        return made
+        return loaded_service(spec.parent, "adapter:Embeds", max_batch_size=4)
 
     original = evaluate(service("original", 1.0), traffic(640), None, save=tmp_path / "r.npz")
     assert original.score == 1.0 and original.answers["differing"] == 0
@@ -422,10 +404,7 @@ def test_numbers_that_hardly_deviate_need_no_large_sample(
         source = source if scored else source[: source.index("    def evaluate")]
         folder = tmp_path / f"w{noise}"
         write_workload(folder, adapter=source)
-        settings = RunnerSettings(device="cpu", max_batch_size=16, intra_op_threads=1)
-        made = Service(folder, "adapter:Numbers", settings)
-        made.load()
-        return made
+        return loaded_service(folder, "adapter:Numbers", max_batch_size=16)
 
     evaluate(service(0.0), traffic(100), None, save=tmp_path / "r.npz")
     found = evaluate(service(0.0001), traffic(100), tmp_path / "r.npz", max_drop=0.01)

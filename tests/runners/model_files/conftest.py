@@ -18,10 +18,9 @@ from latfix.request import Request
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
-from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import loaded_service
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
 Opened = Callable[..., OpenedModel]
@@ -220,8 +219,6 @@ def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[
 
 def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
     """A service's answers from the file; none may fail."""
-    service = Service(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=1, **values))
-    service.load()
-    outcomes = service.predict(requests)
+    outcomes = loaded_service(file.parent, file.name, **values).predict(requests)
     assert [outcome.status for outcome in outcomes] == [Status.OK] * len(requests), [o.error for o in outcomes]
     return [outcome.output for outcome in outcomes]

@@ -20,9 +20,9 @@ from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.model_files.file_workload import FileWorkload
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import loaded_service
 from tests.runners.model_files.conftest import traced
 
 _CLASSES = 6
@@ -68,9 +68,7 @@ def _traffic(n: int = 80) -> Traffic:
 
 
 def _service(folder: Path, size: int = 8) -> Service:
-    made = Service(folder, "model.pt", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1))
-    made.load()
-    return made
+    return loaded_service(folder, "model.pt", max_batch_size=size)
 
 
 _SHAPE = '[outputs]\noutput = { shape = ["batch", "width / 4", 6] }\n'

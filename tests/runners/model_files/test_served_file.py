@@ -21,6 +21,7 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
+from tests.runners.engine.served import loaded_service
 from tests.runners.model_files.conftest import written
 
 onnx = pytest.importorskip("onnx")
@@ -66,11 +67,7 @@ def traffic() -> Traffic:
 
 
 def loaded(file: Path, **values: Any) -> Service:
-    settings = RunnerSettings(device="cpu", **{"intra_op_threads": 1, "max_batch_size": 4, **values})
-    service = Service(file.parent, file.name, settings)
-    service.load()
-    service.warm_shapes(traffic())
-    return service
+    return loaded_service(file.parent, file.name, warm=traffic(), **{"max_batch_size": 4, **values})
 
 
 def answers(service: Service) -> list[torch.Tensor]:

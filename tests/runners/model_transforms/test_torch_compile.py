@@ -19,9 +19,9 @@ from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
+from tests.runners.engine.served import loaded_service
 
 WriteWorkload = Callable[..., Path]
 
@@ -65,10 +65,7 @@ WARM = [2, 3, 5, 9]
 
 
 def loaded(folder: Path, **values: Any) -> Service:
-    settings = RunnerSettings(device="cpu", intra_op_threads=1, compile="dynamic", **values)
-    service = Service(folder, "adapter:Small", settings)
-    service.load()
-    service.warm_shapes(traffic(WARM))
+    service = loaded_service(folder, "adapter:Small", warm=traffic(WARM), compile="dynamic", **values)
     service.protect()
     return service
 

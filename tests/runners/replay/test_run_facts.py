@@ -26,8 +26,8 @@ from latfix.runners.replay.run_session import Replay, prepare_folder, replay_int
 from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.runners.service.loaded_service import Service
 from latfix.runners.service.numa_weights import bring_home, copy_weights
-from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import loaded_service
 
 WriteWorkload = Callable[..., Path]
 Serve = Callable[..., tuple[Service, dict[str, Any]]]
@@ -77,10 +77,8 @@ def serve(folder: Path) -> Iterator[Serve]:
             return thread.submit(lambda: serve_once(idle_s, **values)).result()
 
     def serve_once(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
-        service = Service(folder, "adapter:Lookups", RunnerSettings(device="cpu", intra_op_threads=1, **values))
-        service.load()
+        service = loaded_service(folder, "adapter:Lookups", warm=traffic(), **values)
         services.append(service)
-        service.warm_shapes(traffic())
         service.protect()
         recorder = StageRecorder(12)
         engine = service.engine(recorder, traffic().request)
@@ -197,8 +195,7 @@ def test_idle_work_is_in_the_record(serve: Serve) -> None:
 
 
 def test_rows_are_learned_from_the_first_requests_where_there_is_no_traffic(folder: Path) -> None:
-    service = Service(folder, "adapter:Lookups", RunnerSettings(device="cpu", hot_rows=2))
-    service.load()
+    service = loaded_service(folder, "adapter:Lookups", hot_rows=2)
     service.protect()
     hot = service.models.instances[0].hot
     assert hot is not None and hot.rows == 0
@@ -256,11 +253,9 @@ def test_copied_weights_are_elsewhere_and_the_same() -> None:
 
 def test_each_model_is_copied_once(folder: Path) -> None:
     for shared, times in ((False, 2), (True, 1)):
-        settings = RunnerSettings(device="cpu", workers=2, shared_model=shared, intra_op_threads=1)
-        service = Service(folder, "adapter:Lookups", settings)
-        service.load()
+        service = loaded_service(folder, "adapter:Lookups", workers=2, shared_model=shared)
         one = model_bytes([service.models.instances[0].model])
-        assert bring_home(service.models.instances, settings) == times * one
+        assert bring_home(service.models.instances, service.settings) == times * one
         service.release()
 
 

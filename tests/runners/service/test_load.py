@@ -30,6 +30,7 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
+from tests.runners.engine.served import loaded_service
 
 WriteWorkload = Callable[..., Path]
 
@@ -131,10 +132,8 @@ def traffic(n: int = 12) -> Traffic:
 
 
 def loaded(folder: Path, **values: Any) -> Service:
-    service = Service(folder, "adapter:Small" if folder.name == "linear" else "adapter:Plain", settings(**values))
-    service.load()
-    service.warm_shapes(traffic())
-    return service
+    entry = "adapter:Small" if folder.name == "linear" else "adapter:Plain"
+    return loaded_service(folder, entry, warm=traffic(), **values)
 
 
 def effective(fix: str, service: Service) -> tuple[bool, str]:
@@ -292,8 +291,7 @@ class Plain(Workload):
 
 def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "w", adapter=CALLED)
-    service = Service(folder, "adapter:Plain", settings(max_batch_size=2))
-    service.load()
+    service = loaded_service(folder, "adapter:Plain", max_batch_size=2)
     outcomes = service.predict([Request(id=str(n), arrival_s=0.0, features={"n": n}) for n in (2, 4)])
     assert [outcome.output for outcome in outcomes] == [[1, 3], [1, 3, 6, 10]], [o.error for o in outcomes]
 
@@ -318,10 +316,7 @@ def test_a_model_whose_mode_cannot_be_set_in_the_usual_way(
     source = NO_LINEAR.replace(
         "class Plain(Workload):\n    def load(self, device):\n        return Matrix()\n", EXPORTED
     )
-    service = Service(
-        write_workload(tmp_path / "w", adapter=f"MODEL = {model!r}{source}"), "adapter:Plain", settings()
-    )
-    service.load()
+    service = loaded_service(write_workload(tmp_path / "w", adapter=f"MODEL = {model!r}{source}"), "adapter:Plain")
     assert [outcome.error for outcome in service.predict([traffic().request(k) for k in range(3)])] == [""] * 3
 
 
