@@ -169,22 +169,24 @@ def test_messages_of_a_large_run_are_counted_outside_of_its_sample_too(tmp_path:
     assert [lost.errors for lost in found.lost] == [{"bad 96": 10}]
 
 
+#: Half of them were lost at once, so the mean of what they waited for exceeds the median wait.
+LOST = Losses(
+    status="timeout",
+    requests=10,
+    share=0.1,
+    waited_ms={"p50": 1.0, "max": 40.0},
+    in_stage={"queue": 10},
+    stages_ms={"queue": 20.0},
+    waited_for_ms={"work": 18.0, "hang": 2.0},
+)
+
+
 def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
-    """Half of them were lost at once, so the mean of what they waited for exceeds the median wait."""
-    losses = Losses(
-        status="timeout",
-        requests=10,
-        share=0.1,
-        waited_ms={"p50": 1.0, "max": 40.0},
-        in_stage={"queue": 10},
-        stages_ms={"queue": 20.0},
-        waited_for_ms={"work": 18.0, "hang": 2.0},
-    )
-    assert Loss(every=(losses,)).words == (
+    assert Loss(every=(LOST,)).words == (
         "10 of 100 requests (10.0 %) did not end ok: 10 timed out after 1.00 ms, in queue; "
         "90 % of their wait was for ordinary work ahead of them"
     )
-    spread = replace(losses, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
+    spread = replace(LOST, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
     assert "of their wait" not in Loss(every=(spread,)).words
 
 
@@ -198,15 +200,7 @@ def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
     ],
 )
 def test_what_lost_requests_waited_for_is_a_plain_clause(cause: str, words: str) -> None:
-    losses = Losses(
-        status="timeout",
-        requests=10,
-        share=0.1,
-        waited_ms={"p50": 10.0, "max": 40.0},
-        in_stage={"queue": 10},
-        stages_ms={"queue": 20.0},
-        waited_for_ms={cause: 7.0, "work": 3.0},
-    )
+    losses = replace(LOST, waited_for_ms={cause: 7.0, "work": 3.0})
     assert Loss(every=(losses,)).words.endswith(f"70 % of their wait {words}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from latfix.profilers.recordings.reader import ReadOptions
@@ -20,11 +21,20 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
 from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, served, simulated
 
+Floats = npt.NDArray[np.floating[Any] | np.integer[Any]]
+
 
 def diagnosed(table: RequestTable, percentile: float | None = 99.0) -> Diagnosis:
     result = diagnose_table(table, Path("log"), ReadOptions(percentile=percentile))
     assert result.ledger.conservation_error_ns() == 0
     return result
+
+
+def log_of(arrival: Floats, end: Floats, **more: Any) -> RequestTable:
+    """A log of requests that all ended ok, from when they arrived and ended in nanoseconds."""
+    at = np.rint(arrival).astype(np.int64)
+    latency = np.rint(end).astype(np.int64) - at
+    return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8), **more)
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -171,12 +181,7 @@ def test_waits_behind_ordinary_scatter_are_the_traffic_s(servers: int) -> None:
         server = int(np.argmin(free))
         wait[row] = max(free[server] - came, 0)
         free[server] = came + wait[row] + service[row]
-    log = RequestTable(
-        arrival_ns=at,
-        latency_ns=np.rint(wait + service).astype(np.int64),
-        status=np.zeros(len(at), np.int8),
-        parts={"queue": wait.astype(np.int64)},
-    )
+    log = log_of(at, at + wait + service, parts={"queue": wait.astype(np.int64)})
     shares = {cause.cause: cause.tail_share for cause in diagnosed(log).causes}
     assert shares["traffic.burst"] > 0.9 and abs(shares["unexplained"]) < 0.1
 
@@ -196,9 +201,7 @@ def fcfs(kind: str, load: float, servers: int, *, before: float = 0.0, n: int = 
     loads = np.where(np.arange(n) < n / 2, before or load, load)
     arrival = np.cumsum(rng.exponential(float(service.mean()) / servers / loads))
     ended = served(arrival, service, servers, np.zeros(0))
-    at = np.rint(arrival - arrival[0]).astype(np.int64)
-    latency = np.rint(ended - arrival[0]).astype(np.int64) - at
-    return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(n, np.int8))
+    return log_of(arrival - arrival[0], ended - arrival[0])
 
 
 def in_series(first: tuple[int, float], second: tuple[int, float]) -> RequestTable:
@@ -212,9 +215,7 @@ def in_series(first: tuple[int, float], second: tuple[int, float]) -> RequestTab
         moment = np.empty(3000)
         moment[order] = ended
         order = np.argsort(moment, kind="stable")
-    at = np.rint(arrival - arrival[0]).astype(np.int64)
-    latency = np.rint(moment - arrival[0]).astype(np.int64) - at
-    return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(3000, np.int8))
+    return log_of(arrival - arrival[0], moment - arrival[0])
 
 
 @pytest.mark.parametrize(("first", "second"), [((2, 0.5), (4, 1.0)), ((8, 3.0), (2, 1.0))])
@@ -257,8 +258,8 @@ def test_overload_is_found_in_an_excerpt_without_a_free_server(kind: str, server
     assert result.reference_ms < 2 * TYPICAL_NS / 1e6
 
 
-def in_turns(users: int, servers: int, think: float = 0.0) -> tuple[np.ndarray[tuple[int], np.dtype[Any]], ...]:
-    """Arrivals, ends and users, who send the next request when the last is answered and they have thought.
+def in_turns(users: int, servers: int, think: float = 0.0) -> RequestTable:
+    """Requests of users, who send the next request when the last is answered and they have thought.
 
     :param think: mean time between, in services.
     """
@@ -272,16 +273,15 @@ def in_turns(users: int, servers: int, think: float = 0.0) -> tuple[np.ndarray[t
         end.append(max(came, heapq.heappop(free)) + service)
         heapq.heappush(free, end[-1])
         heapq.heappush(ready, (end[-1] + think * float(rng.exponential(TYPICAL_NS)), user))
-    return np.array(arrival), np.array(end), np.array(sender)
+    return log_of(np.array(arrival), np.array(end), user=np.array(sender))
 
 
 def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
-    arrival, end, _ = in_turns(64, 4)
-    queue = infer_queue(np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64), 1_000)
+    table = replace(in_turns(64, 4), user=None)
+    queue = infer_queue(table.arrival_ns, table.latency_ns, 1_000)
     assert queue is not None and queue.servers == 4
     assert float(np.median(queue.wait_ns)) > 10 * TYPICAL_NS
-    at, latency = np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64)
-    result = diagnosed(RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8)))
+    result = diagnosed(table)
     evidence = {cause.cause: cause.evidence for cause in result.causes}
     assert "clients wait for an answer" in evidence["traffic.overload"]
 
@@ -289,20 +289,16 @@ def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
 @pytest.mark.parametrize(("users", "servers", "think", "known"), [(64, 4, 8.0, True), (8, 1, 4.0, False)])
 def test_users_who_think_are_a_closed_loop(users: int, servers: int, think: float, known: bool) -> None:
     """Of few users without names, all are in flight from time to time."""
-    arrival, end, sender = in_turns(users, servers, think)
-    at, latency = np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64)
-    table = RequestTable(
-        arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8), user=sender if known else None
-    )
-    notes = diagnosed(table).notes
+    table = in_turns(users, servers, think)
+    notes = diagnosed(table if known else replace(table, user=None)).notes
     assert any(f"Closed loop: {users} users" in note and "coordinated omission" in note for note in notes)
 
 
 def test_requests_of_nobody_are_no_user() -> None:
-    arrival, end, sender = in_turns(64, 4, 8.0)
-    at, latency = np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64)
-    sender[::100] = -1
-    found = find_closed_loop(at, latency, sender)
+    table = in_turns(64, 4, 8.0)
+    assert table.user is not None
+    table.user[::100] = -1
+    found = find_closed_loop(table.arrival_ns, table.latency_ns, table.user)
     assert found is not None and (found.users, found.known_by) == (64, "ids")
 
 
@@ -327,13 +323,12 @@ def test_the_slow_part_of_a_mixture_counts_towards_capacity(servers: int) -> Non
 
 def test_long_services_of_a_few_waiting_clients_that_coincide_are_no_stall() -> None:
     rng = np.random.default_rng(8)
-    end, latency, arrival = [0.0] * 3, [], []
-    for service in (TYPICAL_NS * np.where(rng.random(4000) < 0.1, 10.0, 1.0)).tolist():
+    service = TYPICAL_NS * np.where(rng.random(4000) < 0.1, 10.0, 1.0)
+    end, arrival = [0.0] * 3, []
+    for takes in service.tolist():
         arrival.append(heapq.heappop(end))
-        latency.append(service)
-        heapq.heappush(end, arrival[-1] + service)
-    at, took = (np.rint(each).astype(np.int64) for each in (arrival, latency))
-    table = RequestTable(arrival_ns=at, latency_ns=took, status=np.zeros(len(at), np.int8))
+        heapq.heappush(end, arrival[-1] + takes)
+    table = log_of(np.array(arrival), np.array(arrival) + service)
     assert "stall.shared" not in {cause.cause for cause in diagnosed(table).causes}
 
 
@@ -543,9 +538,7 @@ def test_a_stall_at_the_start_of_a_log_is_one_like_those_later(servers: int) -> 
     arrival -= arrival[0]
     service = TYPICAL_NS * rng.lognormal(0, 0.2, n)
     end = served(arrival, service, servers, np.array([-1e6, 4e9, 9e9]))
-    at = np.rint(arrival).astype(np.int64)
-    table = RequestTable(arrival_ns=at, latency_ns=end.astype(np.int64) - at, status=np.zeros(n, np.int8))
-    causes = {cause.cause: cause for cause in diagnosed(table).causes}
+    causes = {cause.cause: cause for cause in diagnosed(log_of(arrival, end)).causes}
     assert causes["stall.shared"].evidence.startswith("3 times")
     assert causes["stall.shared"].tail_share > 0.8
 
@@ -557,8 +550,7 @@ def test_waits_for_a_dependency_that_coincide_by_chance_are_no_stall() -> None:
         rng, n = np.random.default_rng(seed), 600
         service = 1e7 * rng.lognormal(0, 0.2, n) + np.where(rng.random(n) < 0.03, 1e8, 0)
         arrival = np.cumsum(rng.exponential(float(service.mean()), n)).astype(np.int64)
-        end = served(arrival.astype(float), service, 2, np.zeros(0)).astype(np.int64)
-        table = RequestTable(arrival_ns=arrival, latency_ns=end - arrival, status=np.zeros(n, np.int8))
+        table = log_of(arrival, served(arrival.astype(float), service, 2, np.zeros(0)))
         found += "stall.shared" in {cause.cause for cause in diagnosed(table).causes}
     assert found <= 1  # one in forty may be mistaken
 
@@ -575,10 +567,5 @@ def test_longer_services_for_a_while_are_no_stall(stalled: bool, rate: int) -> N
             end[inside] += begin + 1 - np.maximum(arrival[inside], begin)
     else:  # each takes 0.4 s longer, for 30 s
         end += 0.4 * ((arrival > 200) & (arrival < 230))
-    table = RequestTable(
-        arrival_ns=np.rint(arrival * 1e9).astype(np.int64),
-        latency_ns=np.rint((end - arrival) * 1e9).astype(np.int64),
-        status=np.zeros(n, np.int8),
-    )
-    named = {cause.cause for cause in diagnosed(table).causes if cause.named}
+    named = {cause.cause for cause in diagnosed(log_of(arrival * 1e9, end * 1e9)).causes if cause.named}
     assert ("stall.shared" in named) is stalled

@@ -271,14 +271,17 @@ def test_a_call_beside_a_longer_one_is_compared_with_all_such_calls() -> None:
     assert diagnosed(rows.table()).verdict == "service.cache"
 
 
+def assert_same_causes(true: Diagnosis, skewed: Diagnosis) -> None:
+    assert skewed.verdict == true.verdict
+    tails = {cause.cause: cause.tail_ms for cause in skewed.causes}
+    assert tails == {cause.cause: pytest.approx(cause.tail_ms, abs=0.01) for cause in true.causes}
+
+
 @pytest.mark.parametrize("ahead", [-30.0, 7.0, 250.0])
 @pytest.mark.parametrize("fault", ["network.catalog", "service.catalog", ""])
 def test_a_clock_that_is_wrong_does_not_change_the_verdict(fault: str, ahead: float) -> None:
     true, skewed = (diagnosed(shop(seed=1, fault=fault, ahead=clock)) for clock in (0.0, ahead))
-    assert skewed.verdict == true.verdict
-    assert {cause.cause: pytest.approx(cause.tail_ms, abs=0.01) for cause in true.causes} == {
-        cause.cause: cause.tail_ms for cause in skewed.causes
-    }
+    assert_same_causes(true, skewed)
     word = "ahead of" if ahead > 0 else "behind"
     assert not true.notes or "Clocks differ" not in true.notes[0]
     assert f"catalog {abs(ahead):.0f}" in skewed.notes[0] and f"{word} gateway" in skewed.notes[0]
@@ -294,10 +297,7 @@ def test_spans_are_moved_into_calls_that_wait_for_them(fault: str) -> None:
     true, skewed = (
         diagnosed(shop(seed=1, fault=fault, ahead=clock, steady=False, clients=True)) for clock in (0.0, 40.0)
     )
-    assert skewed.verdict == true.verdict
-    assert {cause.cause: pytest.approx(cause.tail_ms, abs=0.01) for cause in true.causes} == {
-        cause.cause: cause.tail_ms for cause in skewed.causes
-    }
+    assert_same_causes(true, skewed)
     assert "catalog by changing amounts from gateway" in skewed.notes[0]
 
 
