@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from latfix.capacity.latency_curve import LatencyCurve
 from latfix.capacity.load_crossing import LoadErrors, Seen, load_errors, pace_noise, quantiles
 from latfix.capacity.next_load import next_load
+from tests.capacity.test_max_load import CURVE as MM1
 
-GRID = np.log(np.linspace(0.02, 0.99, 98))
-CURVE = LatencyCurve(
-    load=np.append(GRID, 1.0),
-    level=np.append(np.log(math.log(100) / (100 - 100 * np.exp(GRID))), 12.0),
-    noise=np.full(len(GRID) + 1, 0.1),
-)
+CURVE = replace(MM1, noise=2 * MM1.noise)
 LIMIT = 0.1
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 import latfix.sample_workloads
@@ -94,3 +95,15 @@ def predictor(workload: Any, model: Any) -> Callable[[list[Request]], list[Any]]
         return [workload.finish(output, request) for output, request in outputs]
 
     return predict
+
+
+@pytest.fixture(scope="session")
+def workload() -> Any:
+    """The assistant's adapter."""
+    return ASSISTANT.loaded()[0]
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    """The assistant's model."""
+    return ASSISTANT.loaded()[1]

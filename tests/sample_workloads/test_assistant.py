@@ -27,16 +27,6 @@ def train() -> Any:
 
 
 @pytest.fixture(scope="module")
-def workload() -> Any:
-    return ASSISTANT.loaded()[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return ASSISTANT.loaded()[1]
-
-
-@pytest.fixture(scope="module")
 def mixed() -> list[Request]:
     lengths = [(3, 5), (64, 16), (250, 1), (31, 40), (33, 0), (120, 7)]
     return [request(f"m{k}", input_tokens=i, output_tokens=o) for k, (i, o) in enumerate(lengths)]

@@ -10,23 +10,12 @@ import torch
 
 from latfix import Request
 from latfix.runners.engine.continuous_batching import Steps
-from tests.sample_workloads.conftest import ASSISTANT
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-@pytest.fixture(scope="module")
-def workload() -> Any:
-    return ASSISTANT.loaded()[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return ASSISTANT.loaded()[1]
 
 
 def request(k: int, prompt: int, new: int) -> Request:

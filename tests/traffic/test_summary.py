@@ -17,8 +17,8 @@ from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import describe, nice_step, seconds_text
 from latfix.traffic.synthesize import Synthesis, synthesize
+from tests.traffic.io.test_reader import shared_file
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 SEEDS = range(6)
 
 
@@ -183,10 +183,7 @@ def test_times_for_people(seconds: float, text: str) -> None:
     [("AzureLLMInferenceTrace_code.csv", "long-tailed"), ("mooncake_conversation_trace.jsonl", "periodic")],
 )
 def test_real_traffic_is_described(name: str, kind: str) -> None:
-    path = SHARED / name
-    if not path.is_file():
-        pytest.skip(f"recorded traffic {path} is not on this machine")
-    shape = describe(read_traffic(path))
+    shape = describe(read_traffic(shared_file(name)))
     assert shape.kind == kind
     assert shape.gaps is not None
     if kind == "periodic":  # its arrivals were recorded every three seconds

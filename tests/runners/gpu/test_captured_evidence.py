@@ -12,8 +12,8 @@ from latfix.runners.calls.call_counters import Tally
 from latfix.runners.gpu.cuda_graphs import GraphedModel
 from latfix.runners.replay.runner_main import machine
 from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import loaded_service
 from tests.runners.gpu.test_cuda_graphs import FakeCapturer
 from tests.runners.service.test_graph_capture import PlainAccelerator
 
@@ -44,9 +44,7 @@ def test_weights_are_those_of_the_model_behind_the_graphs(
     keep: tuple[str, ...], weights: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "adapter.py").write_text(ADAPTER)
-    settings = RunnerSettings(device="cpu", cuda_graphs=True, keep_precision=keep)
-    service = Service(tmp_path, "adapter:Plain", settings)
-    service.load()
+    service = loaded_service(tmp_path, "adapter:Plain", cuda_graphs=True, keep_precision=keep)
     (instance,) = service.models.instances
     instance.model, instance.accelerator = GraphedModel(instance.model, FakeCapturer(), Tally()), PlainAccelerator()
     profile: dict[str, Any] = {"device_profile": []}
@@ -60,8 +58,7 @@ def test_weights_are_those_of_the_model_behind_the_graphs(
 def test_facts_take_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The profile is not used there, and a crashing profiler would end the search."""
     (tmp_path / "adapter.py").write_text(ADAPTER)
-    service = Service(tmp_path, "adapter:Plain", RunnerSettings(device="cpu"))
-    service.load()
+    service = loaded_service(tmp_path, "adapter:Plain")
     profiled: list[object] = []
 
     def profile(*arguments: object) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from latfix.errors import RunnerError
 from latfix.request import Request
 from latfix.runners.engine.worker import ModelInstance, Outcome
 from latfix.runners.gpu.pinned_staging import Staging
-from latfix.runners.service.loaded_service import Service
 from latfix.runners.service.warm_up import rehearsal
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.runners.engine.served import Served, instance_of, requests_of
+from tests.runners.engine.served import Served, instance_of, loaded_service, requests_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 
@@ -97,9 +96,8 @@ def test_workers_that_share_a_model_are_warmed_up_each(tmp_path: Path) -> None:
         "    def load(self, device):\n        return torch.nn.ReLU()\n"
         "    def prepare(self, request):\n        return torch.ones(3, 4)\n"
     )
-    settings = RunnerSettings(device="cpu", workers=2, shared_model=True, warmup_shapes=2, max_batch_size=2)
-    service = Service(tmp_path, "adapter:Plain", settings)
-    service.load()
+    more: dict[str, Any] = {"workers": 2, "shared_model": True, "warmup_shapes": 2, "max_batch_size": 2}
+    service = loaded_service(tmp_path, "adapter:Plain", **more)
     instances = service.models.instances
     assert len(instances) == 2 and len(service.models.distinct()) == 1
     stagings = [Staging(device) for _ in instances]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from latfix.runners.model_files.opened_model import TensorInput
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
+from tests.conftest import Canary
 from tests.runners.model_files.conftest import Counted, MakeRequest, Save, scripted, served
 
 
@@ -90,23 +92,22 @@ def test_an_input_that_is_no_tensor_is_refused(save_exported: Save) -> None:
         open_model(file)
 
 
-def test_pickles_of_more_than_tensors_are_refused_and_not_run(exported_file: Path, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
+def repacked(source: Path, target: Path, wrong: Callable[[str], bool], content: bytes) -> Path:
+    """A copy of an archive in which some parts, chosen by name, have another content."""
+    with zipfile.ZipFile(source) as whole, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as copy:
+        for name in whole.namelist():
+            copy.writestr(name, content if wrong(name) else whole.read(name))
+    return target
 
-    class Hostile:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return Path.touch, (ran,)  # type: ignore[return-value]
 
+def test_pickles_of_more_than_tensors_are_refused_and_not_run(
+    exported_file: Path, tmp_path: Path, canary: Canary
+) -> None:
     evil = tmp_path / "evil"
-    torch.save({"a": Hostile()}, evil)
-    file = tmp_path / "model.pt2"
-    with zipfile.ZipFile(exported_file) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
-        for name in source.namelist():
-            inputs = "/sample_inputs/" in name
-            target.writestr(name, evil.read_bytes() if inputs else source.read(name))
+    torch.save({"a": canary}, evil)
+    file = repacked(exported_file, tmp_path / "model.pt2", lambda name: "/sample_inputs/" in name, evil.read_bytes())
     with pytest.raises(InputError, match="restores more than tensors"):
         open_model(file)
-    assert not ran.exists()
 
 
 def test_an_archive_with_a_corrupt_part(exported_file: Path, tmp_path: Path) -> None:
@@ -125,10 +126,7 @@ def test_an_archive_with_a_corrupt_part(exported_file: Path, tmp_path: Path) -> 
     "replaced", ["models/model.json", "archive_version", "data/weights/model_weights_config.json"]
 )
 def test_a_program_with_a_damaged_part(exported_file: Path, tmp_path: Path, replaced: str) -> None:
-    file = tmp_path / "model.pt2"
-    with zipfile.ZipFile(exported_file) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
-        for name in source.namelist():
-            target.writestr(name, b'{"a": 1}' if name.endswith(replaced) else source.read(name))
+    file = repacked(exported_file, tmp_path / "model.pt2", lambda name: name.endswith(replaced), b'{"a": 1}')
     with pytest.raises(InputError) as caught:
         open_model(file)
     assert "that does not load" in caught.value.message
@@ -182,10 +180,7 @@ def test_an_error_of_torchscript_is_reduced_to_its_reason(tmp_path: Path) -> Non
 
 
 def test_damaged_torchscript(script_file: Path, tmp_path: Path) -> None:
-    file = tmp_path / "model.pt"
-    with zipfile.ZipFile(script_file) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
-        for name in source.namelist():
-            target.writestr(name, b"def nonsense(" if name.endswith(".py") else source.read(name))
+    file = repacked(script_file, tmp_path / "model.pt", lambda name: name.endswith(".py"), b"def nonsense(")
     with pytest.raises(InputError, match="a module that does not load") as caught:
         open_model(file)
     assert "\n" not in caught.value.message

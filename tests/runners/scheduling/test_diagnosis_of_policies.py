@@ -22,7 +22,7 @@ Offer = Callable[..., list[Offered]]
 Recorded = Callable[..., RunRecord]
 
 
-def _lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def mixed_lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return rng.integers(20, 400, n).astype(np.int64)
 
 
@@ -69,7 +69,7 @@ ADAPTIVE: dict[str, Any] = {
     ids=["shortest", "shortest in batches", "ageing", "adaptive"],
 )
 def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, changed: dict[str, Any]) -> None:
-    traffic = offer((10.0, 75.0), lengths=_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
+    traffic = offer((10.0, 75.0), lengths=mixed_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
     traffic = [replace(one, share=one.length / 200) for one in traffic]
     some = np.random.default_rng(5).choice(len(traffic), len(traffic) // 60, replace=False)
     pauses = {int(slot): PAUSE for slot in some}
@@ -91,7 +91,7 @@ def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, c
 
 def test_a_moved_window_is_the_windows_doing(offer: Offer, recorded: Recorded) -> None:
     # GIVEN a service that held every batch for 30 ms although its settings have another window
-    traffic = offer((20.0, 12.0), lengths=_lengths, seed=6)
+    traffic = offer((20.0, 12.0), lengths=mixed_lengths, seed=6)
     run = _run(traffic, Backlog(), FixedLimits(4, 30 * MS), {})
     found = diagnose(recorded(traffic, run, RunnerSettings(**ADAPTIVE)), bootstrap=20)
     entries = {cause.cause: cause.own_ms for cause in found.causes}

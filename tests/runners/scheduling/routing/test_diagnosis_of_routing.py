@@ -17,15 +17,7 @@ from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from tests.records import worker_rows
-
-MS = 1_000_000
-PAUSE = 60 * MS
-Offer = Callable[..., list[Offered]]
-Recorded = Callable[..., RunRecord]
-
-
-def _lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return rng.integers(20, 400, n).astype(np.int64)
+from tests.runners.scheduling.test_diagnosis_of_policies import MS, PAUSE, Offer, Recorded, mixed_lengths
 
 
 def _as_simulated(run: Routed) -> Simulated:
@@ -49,7 +41,7 @@ def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
 
     @functools.cache
     def make(slower: float, most: int = 1, window_ms: int = 0) -> RunRecord:
-        traffic = offer((10.0, 110.0), lengths=_lengths, seed=4)
+        traffic = offer((10.0, 110.0), lengths=mixed_lengths, seed=4)
         order = {id(one): slot for slot, one in enumerate(traffic)}
         rng = np.random.default_rng(5)
         pauses = {int(slot): PAUSE for slot in rng.choice(len(traffic), len(traffic) // 60, replace=False)}
