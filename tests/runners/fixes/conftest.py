@@ -12,12 +12,13 @@ import pytest
 from latfix.profilers.allocator_lab.compare_policies import Choice
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE
 from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
 from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.profilers.samples import values_in_order
 from tests.records import build_record, cause_summary, zeros
 
 MakeRecord = Callable[..., RunRecord]
@@ -167,7 +168,7 @@ def _record(
         requests=rows,
         batches=table,
         events=_events(pauses_ms, notes),
-        samples=_samples(series or {}),
+        samples=values_in_order(series or {}),
         traffic=traffic,
     )
 
@@ -179,15 +180,6 @@ def _events(pauses_ms: Sequence[float], notes: Sequence[Mapping[str, Any]]) -> d
     events["duration_ns"][: len(pauses_ms)] = _ns(pauses_ms, len(pauses_ms)) if pauses_ms else 0
     events["detail"] = np.array([None] * len(pauses_ms) + [dict(note) for note in notes], dtype=object)
     return events
-
-
-def _samples(series: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    samples: dict[str, Any] = {name: np.zeros(0) for name in SAMPLE_FIELDS}
-    names = [name for name, values in series.items() for _ in values]
-    samples["series"] = np.array(names, dtype=object)
-    samples["value"] = np.array([value for values in series.values() for value in values], dtype=np.float64)
-    samples["t_ns"] = np.arange(len(names), dtype=np.int64)
-    return samples
 
 
 def diagnosis_of(shares: Mapping[str, float]) -> Diagnosis:

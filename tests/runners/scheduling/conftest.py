@@ -11,10 +11,11 @@ import pytest
 
 from latfix.queueing.queue_simulator import Offered, Simulated
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, Columns
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.profilers.samples import values_in_order
 from tests.records import build_record, zeros
 
 MS = 1_000_000
@@ -108,13 +109,6 @@ def recorded() -> Recorded:
             table["padded_length"][b] = sizes.max()
         table["process_cpu_ns"] = table["compute_cpu_ns"].copy()
         rows["latency_ns"] = rows["prepare_ns"] + rows["queue_ns"] + rows["batch_ns"] + rows["compute_ns"]
-        samples: Columns = {name: np.zeros(0) for name in SAMPLE_FIELDS}
-        samples["series"] = np.zeros(0, dtype=object)
-        if series:
-            names = [name for name, values in series.items() for _ in values]
-            samples["series"] = np.array(names, dtype=object)
-            samples["value"] = np.array([value for values in series.values() for value in values], dtype=np.float64)
-            samples["t_ns"] = np.arange(len(names), dtype=np.int64)
         expires = np.array([one.expires_ns for one in traffic], dtype=np.float64)
         deadline = np.where(expires > 0, (expires - rows["arrival_ns"]) / MS, np.nan)
         return build_record(
@@ -128,7 +122,7 @@ def recorded() -> Recorded:
             **meta,
             requests=rows,
             batches=table,
-            samples=samples,
+            samples=values_in_order(series or {}),
             traffic=Traffic(
                 arrival_ns=rows["arrival_ns"].copy(),
                 ids=[f"r{k}" for k in range(n)],

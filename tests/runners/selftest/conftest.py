@@ -11,11 +11,11 @@ import pytest
 
 from latfix.results.selftest_scoreboard import CaseScore
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, Columns
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import Fault
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 MS = 1_000_000
 T0 = 5_000 * MS
@@ -41,10 +41,6 @@ def case_score(case: Case, **known: Any) -> CaseScore:
     return CaseScore(**(blank | known))
 
 
-def _empty(dtype: Any, n: int) -> Columns:
-    return {name: np.zeros(n, dtype=np.int64) for name in dtype.names}
-
-
 def _simulate(
     arrivals_ms: Sequence[float],
     *,
@@ -57,8 +53,8 @@ def _simulate(
 ) -> Simulated:
     """One prepare thread and one worker, first come first served; faults by request: cause and milliseconds."""
     n = len(arrivals_ms)
-    rows, members = _empty(REQUEST_DTYPE, n), list(batches or [[k] for k in range(n)])
-    table = _empty(BATCH_DTYPE, len(members))
+    rows, members = zeros(REQUEST_DTYPE, n), list(batches or [[k] for k in range(n)])
+    table = zeros(BATCH_DTYPE, len(members))
     before, inside, after = prepare_faults or {}, model_faults or {}, finish_faults or {}
     faults: list[Fault] = []
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import BATCH_DTYPE
 from latfix.runners.optimize.co_residency import MARGIN_BYTES, DeviceRoom, no_room
+from tests.records import zeros
 
 _GIB = 1 << 30
 
@@ -18,8 +18,7 @@ _GIB = 1 << 30
 def _record(device: str = "cuda:0", **known: Any) -> Any:
     memory = {"total_bytes": 80 * _GIB, "left_bytes": 50 * _GIB, "reserved_end_bytes": 28 * _GIB}
     memory |= {"reserved_peak_bytes": 28 * _GIB, "retries": 0, "allocs": 0, "frees": 0, **known}
-    batches = {name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
-    return SimpleNamespace(meta=RunMeta(device=device, device_memory=memory), batches=batches)
+    return SimpleNamespace(meta=RunMeta(device=device, device_memory=memory), batches=zeros(BATCH_DTYPE, 0))
 
 
 def test_memory_outside_torchs_allocator_counts() -> None:
