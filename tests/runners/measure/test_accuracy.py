@@ -25,6 +25,7 @@ from latfix.runners.measure import own_answers
 from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, Accuracy, Reference, evaluate, sample_requests
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.runners.engine.served import loaded_service
 
