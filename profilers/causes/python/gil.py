@@ -49,21 +49,24 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def _busiest(evidence: Evidence) -> str:
-    """A clause on the thread that was on a core most during waits for the lock; empty without one."""
+    """A clause on the thread that was on a core more than usual during waits for the lock; empty without one.
+
+    Its usual share counts less the more of the time the lock is held: who always computes may hold it always.
+    """
     times, waits = evidence.series(WAIT_SERIES)
     contended = times[waits > USUAL_NS]
     if not len(contended):
         return ""
-    found = [
-        (busy, name)
-        for name, series in service_threads(evidence, "cpu_ns")
-        if (busy := _busy_share(evidence, series, contended)) > 0
-    ]
-    if not found:
+    free = 1.0 - len(contended) / len(times)
+    found = []
+    for name, series in service_threads(evidence, "cpu_ns"):
+        busy, usual = (_busy_share(evidence, series, at) for at in (contended, times))
+        found.append((busy - free * usual, busy, usual, name))
+    more, busy, usual, name = max(found, default=(0.0, 0.0, 0.0, ""))
+    if more <= 0:
         return ""
-    busy, name = max(found)
     shown = next((role for prefix, role in _ROLES.items() if name.startswith(prefix)), f"thread {name!r}")
-    return f", and {shown} was on a core for {percent(busy)} of those times"
+    return f", and {shown} used {percent(busy)} of a core around those times ({percent(usual)} in the whole run)"
 
 
 def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
