@@ -37,7 +37,9 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
-        waited = np.maximum(left.blocked[name] - evidence.stood_still(name), 0)
+        # An inherited finish waits for nothing; its counters are not read, so that all of it looks blocked.
+        read = unit.cpu + unit.runq > 0
+        waited = np.where(read, np.maximum(left.blocked[name] - evidence.stood_still(name), 0), 0)
         # Blocked time in the adapter's own code is a wait for something outside. Blocked time in compute is not:
         # nothing there is known to wait, so it stays unexplained.
         units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=waited)

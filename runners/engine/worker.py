@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Collate = Callable[[list[Any]], Any]
 T = TypeVar("T", "Ran", "Flight")
+#: An inherited ``finish`` that takes longer was held up: many times what a thread needs to hand out an answer.
+_HELD_UP_NS = 200_000
 
 
 class CollateError(Exception):
@@ -441,13 +443,15 @@ class Worker:
         for member, output in zip(members, ran.outputs, strict=True):
             slot = member.slot
             recorder.finish_start[slot] = now
-            answer, error = output, ""
+            answer, error, memory = output, "", engine.memory.latest
             if self._own_finish:
                 memory = engine.memory.begin()
                 try:
                     answer = self._instance.adapter.finish(output, engine.request_of(slot))
                 except USER_ERRORS as raised:
                     error = raised_by("finish", raised)
+            # An inherited one does nothing: it is measured only if something held up the thread.
+            if self._own_finish or time.perf_counter_ns() - now > _HELD_UP_NS:
                 # Measured from the end of compute or of the previous member's finish: one reading serves both.
                 after, process_now = counters.snapshot(), time.process_time_ns()
                 spent = difference(after, before)

@@ -336,7 +336,8 @@ def test_memory_that_a_unit_maps_is_in_its_own_columns() -> None:
     assert sum(tensor.numel() for tensor in held) == 24 << 20
 
 
-def test_the_account_of_finish_starts_where_compute_ends() -> None:
+@pytest.mark.parametrize("finish", [pytest.param(None, id="inherited"), pytest.param(lambda _: None, id="own")])
+def test_the_account_of_finish_starts_where_compute_ends(finish: Callable[[Any], None] | None) -> None:
     """Splitting the batch's output belongs to the first member's finish, in its time and its counters."""
 
     class Slow(torch.Tensor):
@@ -349,7 +350,7 @@ def test_the_account_of_finish_starts_where_compute_ends() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return x.as_subclass(Slow)
 
-    served = _served(requests_of(1), model=model, adapter=Adapter(finish=lambda _: None))
+    served = _served(requests_of(1), model=model, adapter=Numbers() if finish is None else Adapter(finish=finish))
     assert served.statuses() == ["ok"]
     assert served.rows["finish_ns"][0] >= 20_000_000
     assert served.rows["finish_cpu_ns"][0] >= 20_000_000
