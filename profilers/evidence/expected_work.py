@@ -134,7 +134,7 @@ def _is_padded_length(longest: Floats, collated: Floats) -> bool:
 
 def _request_design(attributes: Floats) -> Floats:
     one = np.ones(len(attributes))
-    return np.column_stack([one, attributes, attributes[:, 1] ** 2, np.sqrt(attributes[:, 0])])
+    return np.column_stack([one, attributes, attributes[:, 1:] ** 2, np.sqrt(attributes[:, 0])])
 
 
 def _batch_design(size: Floats, real: Floats, elements: Floats, squares: Floats, sums: Floats, top: Floats) -> Floats:

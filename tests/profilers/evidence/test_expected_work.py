@@ -98,6 +98,24 @@ def test_the_largest_batches_are_not_overestimated(name: str) -> None:
     assert np.median(work.padded[slowest] / took[slowest]) == pytest.approx(1.0, abs=0.12)
 
 
+@pytest.mark.parametrize("unit", ["prepare", "finish"])
+def test_own_code_may_take_the_square_of_a_feature(unit: str) -> None:
+    # GIVEN texts of varied length that become tensors of one size, and code that compares all pairs of words
+    rng = np.random.default_rng(6)
+    members, batches = batched(1500, 5)
+    words = members.attributes[:, 1]
+    members = replace(members, attributes=np.column_stack([np.ones((1500, 2)), words]))
+    times = {name: 1e6 * np.ones(1500) for name in ("prepare", "finish")} | {
+        "compute": 1e6 * np.ones(len(members.count))
+    }
+    times[unit] = (1e5 + 40.0 * words**2) * (1 + 0.03 * rng.random(1500))
+    clean = {name: np.ones(len(values), dtype=bool) for name, values in times.items()}
+    work = ExpectedWork(members, batches, times, clean, 8, Norms())
+    longest = np.argsort(words)[-30:]
+    found = getattr(work, unit)[longest] / times[unit][longest]
+    assert np.abs(found - 1).max() < 0.1
+
+
 def test_one_batch_has_the_columns_that_all_have() -> None:
     members, batches = batched(300, seed=4)
     feature = np.random.default_rng(2).integers(1, 50, (300, 2)).astype(np.float64)
