@@ -192,9 +192,10 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
         fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it" * cause.unfixed
         yield Line(label="" if number else "why", words=words + fixes)
     rest = next((cause for cause in found.causes if cause.cause == UNEXPLAINED), None)
-    if found.source is None or rest is None or rest.tail_share < _MOSTLY:
+    if rest is None or rest.tail_share < _MOSTLY:
         return
-    evidence = {"http": rest.evidence, "requests": rest.evidence.partition("; ")[2]}.get(found.source.kind, "")
+    kind, known = "replay" if found.source is None else found.source.kind, rest.evidence.partition("; ")[2]
+    evidence = {"http": rest.evidence, "requests": known, "replay": known}.get(kind, "")
     if evidence:
         yield Line(label="unexplained", words=f"{percent(rest.tail_share)} of {whole}: {evidence.rstrip('.')}")
 

@@ -29,6 +29,8 @@ from latfix.results.worker_summary import WorkerRow
 
 #: Characters of an error message in a sentence.
 _MESSAGE = 200
+#: Causes that are in the user's code; share of the slow lines' time from which the first is where to look.
+_OF_CODE, _MOSTLY = ("external.", "drift.", UNEXPLAINED), 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,23 +268,43 @@ def closing_advice(diagnosis: Diagnosis) -> str:
                 "Too much of the tail is unexplained to name its cause: join the service's own log or spans with "
                 "--server-log FILE."
             )
+    if is_replay(diagnosis) and (words := _slow_line(diagnosis)):
+        return words
+    if diagnosis.verdict == "inconclusive":
+        return _more_data(diagnosis)
+    if cause_advice(diagnosis):
+        return ""
+    return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
+
+
+def _more_data(diagnosis: Diagnosis) -> str:
+    """What would show the cause of an inconclusive tail."""
     largest = _largest_known(diagnosis)
     seldom = largest is not None and largest.rests_on_few
-    is_log = diagnosis.source is not None and diagnosis.source.kind == "requests"
-    if diagnosis.verdict == "inconclusive" and is_log and not seldom:
+    if diagnosis.source is not None and diagnosis.source.kind == "requests" and not seldom:
         return (
             "Too much of the tail is unexplained to name its cause: use a log with finer times or more "
             "columns (queue, dependencies, sizes: --map), or spans."
         )
-    if diagnosis.verdict == "inconclusive":
-        replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
-        longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
-        if largest is None:
-            return f"{longer}: this run does not show the cause of the tail."
-        return f"{longer}: that decides whether it is {largest.cause}."
-    if cause_advice(diagnosis):
+    replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
+    longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
+    if largest is None:
+        return f"{longer}: this run does not show the cause of the tail."
+    return f"{longer}: that decides whether it is {largest.cause}."
+
+
+def _slow_line(diagnosis: Diagnosis) -> str:
+    """The line at which slow units spend their time, if that is what the user can change; else empty."""
+    more = [line.slow_ms - line.typical_ms for line in diagnosis.lines]
+    cause = diagnosis.causes[0].cause if diagnosis.causes else ""
+    if not cause.startswith(_OF_CODE) or diagnosis.verdict not in ("inconclusive", cause):
         return ""
-    return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
+    if not more or more[0] <= _MOSTLY * sum(more):
+        return ""
+    line = diagnosis.lines[0]
+    slow, typical = milliseconds(line.slow_ms), milliseconds(line.typical_ms)
+    spent = f"{slow} of a slow {line.unit}, {typical} of a typical one"
+    return f"Look at {line.file}:{line.line} ({line.function}): {spent}."
 
 
 def _largest_known(diagnosis: Diagnosis) -> CauseSummary | None:

@@ -22,7 +22,7 @@ from latfix.reports.diagnosis_rows import (
     small_causes_words,
 )
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.results.diagnosis import LatencyPart, Losses, ProcessFigures, ServiceFigures, Source
+from latfix.results.diagnosis import CodeLine, LatencyPart, Losses, ProcessFigures, ServiceFigures, Source
 from tests.reports.conftest import Session, printed
 
 
@@ -130,6 +130,31 @@ def test_a_longer_run_is_advised_for_a_cause_that_is_most_of_the_tail(
     assert closing_advice(found).startswith("Replay for longer (--repeat 3): ")
     recorded = replace(found, source=Source(kind="spans", path="spans.json"))
     assert closing_advice(recorded).startswith("Record for longer: ")
+
+
+@pytest.mark.parametrize(
+    ("cause", "verdict", "looks"),
+    [
+        ("unexplained", "inconclusive", True),
+        ("external.dependency", "external.dependency", True),
+        ("python.gil", "python.gil", False),  # a thread that waits for the lock does so anywhere
+        ("unexplained", "steady", False),
+    ],
+)
+def test_where_time_passes_in_the_users_code_is_what_to_look_at(
+    ordinary: Session, cause: str, verdict: str, looks: bool
+) -> None:
+    line = CodeLine(
+        unit="compute", file="w.py", line=34, function="W.f", inside="", slow_ms=11.1, typical_ms=0.0, looks=9
+    )
+    largest = replace(ordinary[1].causes[0], cause=cause, tail_share=0.9, fixes=())
+    found = replace(
+        ordinary[1], verdict=verdict, causes=(largest,), source=None, service=None, lost=(), lines=(line,)
+    )
+    words = "Look at w.py:34 (W.f): 11.1 ms of a slow compute, 0 ms of a typical one."
+    assert (closing_advice(found) == words) == looks
+    spread = replace(found, lines=(line, replace(line, line=35, slow_ms=11.0), replace(line, line=36)))
+    assert "Look at" not in closing_advice(spread)
 
 
 def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
