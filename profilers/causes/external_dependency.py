@@ -38,7 +38,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
         # An inherited finish waits for nothing; its counters are not read, so that all of it looks blocked.
-        read = unit.cpu + unit.runq > 0
+        read = unit.cpu > 0
         waited = np.where(read, np.maximum(left.blocked[name] - evidence.stood_still(name), 0), 0)
         # Blocked time in the adapter's own code is a wait for something outside. Blocked time in compute is not:
         # nothing there is known to wait, so it stays unexplained.

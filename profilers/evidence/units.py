@@ -440,6 +440,18 @@ def _split(wall: Ints, cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
     return on, delayed, wall - on - delayed
 
 
+def _read_late(batches: Columns, setup: Setup) -> Ints:
+    """Per batch, run-queue delay in the counters of its compute that came after it, in the first member's finish.
+
+    The counters are read after the end is stamped, in the first system call since the model began: there a kernel
+    takes the core from a thread whose turn is over.
+    """
+    if setup.on_device:
+        return np.zeros(len(batches["batch_id"]), np.int64)
+    runq, wall = batches["compute_runq_ns"], batches["compute_end_ns"] - batches["h2d_end_ns"]
+    return np.clip(batches["compute_cpu_ns"] + runq - wall, 0, runq)
+
+
 def _split_on_device(batches: Columns, setup: Setup) -> tuple[Ints, Ints, Ints]:
     """Compute on a device: its wall time is the device's work, except for waits of the launching thread.
 
@@ -487,7 +499,8 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup
     prepare = _split(rows["prepare_ns"] - rows["prepare_wait_ns"], rows["prepare_cpu_ns"], rows["prepare_runq_ns"])
     finished = rows["arrival_ns"] + rows["latency_ns"]
     own = np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
-    finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"])
+    late = np.where(rows["finish_wait_ns"] == 0, spread(_read_late(batches, setup), batch_of), 0)
+    finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"] + late)
     worker = spread(batches["worker"] // setup.places, batch_of)
     zero = np.zeros(len(handed), np.int64)
     lag = np.maximum(rows["dispatch_ns"], 0)

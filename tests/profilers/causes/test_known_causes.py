@@ -217,6 +217,24 @@ def test_sleeps_of_one_length_are_reported(
     assert ("sleep" in evidence) == bool(words)
 
 
+@pytest.mark.parametrize("read", [pytest.param(True, id="own"), pytest.param(False, id="inherited")])
+def test_a_core_lost_before_the_counters_of_compute_are_read_is_contention(simulate: Simulate, read: bool) -> None:
+    # GIVEN a delay in the counters of compute that came after its end; those of finish are read or not
+    record = simulate(compute_faults=some("runq", 60.0))
+    rows, batches = ({name: column.copy() for name, column in of.items()} for of in (record.requests, record.batches))
+    struck = batches["compute_runq_ns"] > 50_000_000
+    for name in ("compute_end_ns", "d2h_end_ns"):
+        batches[name][struck] -= 60_000_000
+    members = struck[np.searchsorted(batches["batch_id"], rows["batch_id"])]
+    rows["compute_ns"][members] -= 60_000_000
+    rows["finish_ns"][members] += 60_000_000
+    rows["finish_wait_ns"][members & (rows["finish_wait_ns"] > 0)] += 60_000_000
+    rows["finish_cpu_ns"] *= read
+    diagnosis = diagnose(replace(record, requests=rows, batches=batches))
+    assert diagnosis.verdict == "host.contention"
+    assert entry(diagnosis, "external.dependency")[0] < 0.01 * diagnosis.excess_ms
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_unlisted_slowdown_is_unexplained(simulate: Simulate, threads: int) -> None:
     # GIVEN blocked time in compute, which no probe accounts for, with or without a thread pool
