@@ -233,9 +233,9 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "external.dependency",
         "measured",
-        "waited for an external dependency: network, database, disk",
-        happened="waiting for an external dependency (database, network, disk)",
-        behind="one that waited for an external dependency",
+        "waited for a network, database, disk, lock or sleep",
+        happened="waiting for a network, database, disk, lock or sleep",
+        behind="one that waited for a network, database, disk, lock or sleep",
     ),
     KnownCause(
         "network.connect",
