@@ -19,7 +19,7 @@ _FEW = 4
 def _claim(evidence: Evidence, left: Left) -> Claim:
     excess = left.cpu_excess("compute") + left.blocked["compute"]
     begun = _firsts(evidence, "compute")
-    extra = np.where(begun, excess, _cold_shapes_ns(evidence, excess))
+    extra = np.where(begun, excess, _cold_shapes_ns(evidence, "compute", excess))
     cold = begun | (extra > 0)
     cpu = np.minimum(extra, left.cpu_excess("compute"))
     units = {
@@ -30,7 +30,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     }
     units["lag"] = Parts(blocked=np.where(cold, left.blocked["lag"], 0))
     fresh = _firsts(evidence, "prepare")
-    units["prepare"] = Parts(cpu=np.where(fresh, left.cpu_excess("prepare"), 0))
+    excess = left.cpu_excess("prepare")
+    units["prepare"] = Parts(cpu=np.where(fresh, excess, _cold_shapes_ns(evidence, "prepare", excess)))
     first = evidence.of_batch(cold.astype(np.int64)) * (evidence.ahead_in_batch == 0) > 0
     units["finish"] = Parts(cpu=np.where(first, left.cpu_excess("finish"), 0))
     return Claim(units=units)
@@ -39,7 +40,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _outside(evidence: Evidence, left: Left) -> Claim:
     """Slow first uses of a value of a feature, and the interpreter lock while a first use may have held it."""
     compute = evidence.units["compute"]
-    cold = _cold_shapes_ns(evidence, left.cpu_excess("compute") + left.blocked["compute"]) > 0
+    cold = _cold_shapes_ns(evidence, "compute", left.cpu_excess("compute") + left.blocked["compute"]) > 0
     using = Intervals.merged(compute.start[cold], compute.wall[cold])
     units = {}
     for name, first in (("compute", cold), ("finish", evidence.of_batch(cold.astype(np.int64)) > 0)):
@@ -57,23 +58,28 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-def _cold_shapes_ns(evidence: Evidence, excess: Ints) -> Ints:
-    """Per batch of a new shape, how much longer it took for being the first; zero if first uses are not slow here."""
-    fresh = evidence.batches["first_shape"] > 0
-    model = evidence.expected.models["compute"]
+def _cold_shapes_ns(evidence: Evidence, name: str, excess: Ints) -> Ints:
+    """Per unit of a new shape, how much longer it took for being the first; zero if first uses are not slow here.
+
+    :param name: ``compute``, or ``prepare`` of the members of such a batch.
+    """
+    batches = evidence.batches
+    fresh, shape = batches["first_shape"] > 0, batches["size"] << 40 | batches["padded_elements"]
+    if name == "prepare":
+        fresh, shape = evidence.of_batch(fresh.astype(np.int64)) > 0, evidence.rows["input_elements"]
+    model = evidence.expected.models[name]
     if not fresh.any() or fresh.all():
         return np.zeros_like(excess)
-    known = evidence.norms.of("excess.known_shapes", lambda: float(np.median(excess[~fresh])))
+    known = evidence.norms.of(f"excess.known_shapes.{name}", lambda: float(np.median(excess[~fresh])))
     usual = max(known + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
-    shape = evidence.batches["size"] << 40 | evidence.batches["padded_elements"]
-    seen, usually = evidence.norms.of("excess.by_shape", lambda: _medians(shape[~fresh], excess[~fresh]))
+    seen, usually = evidence.norms.of(f"excess.by_shape.{name}", lambda: _medians(shape[~fresh], excess[~fresh]))
     place = np.minimum(np.searchsorted(seen, shape), len(seen) - 1)
     # Rare shapes are large ones of busy moments, and slow whenever they come: only what the first took more is cold.
     later = np.where(seen[place] == shape, usually[place], np.nan)
     recurs = fresh & ~np.isnan(later)
     more = np.where(recurs, excess - later + known, excess)
     chosen = recurs if np.count_nonzero(recurs) > _FEW else fresh
-    if evidence.norms.of("excess.new_shapes", lambda: float(np.median(more[chosen]))) <= usual:
+    if evidence.norms.of(f"excess.new_shapes.{name}", lambda: float(np.median(more[chosen]))) <= usual:
         return np.zeros_like(excess)
     return np.where(fresh & (more > usual), np.rint(more), 0).astype(np.int64)
 

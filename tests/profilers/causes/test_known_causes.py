@@ -131,11 +131,14 @@ def test_blame_reaches_victims_under_every_policy(simulate: Simulate, settings: 
     check_sums(diagnosis)
 
 
+@pytest.mark.parametrize("unit", ["prepare", "compute"])
 @pytest.mark.parametrize(("places", "words"), [((10, 590), "12 of 24 in the second half"), ((10, 290), "")])
-def test_new_shapes_that_keep_coming_are_mentioned(simulate: Simulate, places: tuple[int, int], words: str) -> None:
+def test_new_shapes_that_keep_coming_are_mentioned(
+    simulate: Simulate, unit: str, places: tuple[int, int], words: str
+) -> None:
     """24 first uses of a shape, all through the run or in its first half only."""
     first = np.linspace(*places, 24).astype(int)
-    record = simulate(rate=20, compute_faults=dict.fromkeys(first.tolist(), ("cpu", 60.0)))
+    record = simulate(rate=20, **{f"{unit}_faults": dict.fromkeys(first.tolist(), ("cpu", 60.0))})
     record.batches["first_shape"][record.requests["batch_id"][first]] = 1
     diagnosis = diagnose(record, bootstrap=60)
     evidence = next(each.evidence for each in diagnosis.causes if each.cause == "cold.start")
