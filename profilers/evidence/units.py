@@ -449,7 +449,7 @@ def _read_late(batches: Columns, setup: Setup) -> Ints:
     if setup.on_device:
         return np.zeros(len(batches["batch_id"]), np.int64)
     runq, wall = batches["compute_runq_ns"], batches["compute_end_ns"] - batches["h2d_end_ns"]
-    return np.clip(batches["compute_cpu_ns"] + runq - wall, 0, runq)
+    return np.asarray(np.clip(batches["compute_cpu_ns"] + runq - wall, 0, runq), dtype=np.int64)
 
 
 def _split_on_device(batches: Columns, setup: Setup) -> tuple[Ints, Ints, Ints]:
