@@ -296,10 +296,14 @@ def _more_data(diagnosis: Diagnosis) -> str:
 def _slow_line(diagnosis: Diagnosis) -> str:
     """The line at which slow units spend their time, if that is what the user can change; else empty."""
     more = [line.slow_ms - line.typical_ms for line in diagnosis.lines]
-    cause = diagnosis.causes[0].cause if diagnosis.causes else ""
-    if not cause.startswith(_OF_CODE) or diagnosis.verdict not in ("inconclusive", cause):
+    largest = diagnosis.causes[0] if diagnosis.causes else None
+    if largest is None or not largest.cause.startswith(_OF_CODE):
         return ""
-    if not more or more[0] <= _MOSTLY * sum(more):
+    # The tail's own time, if it all passed at the line, as a mean over the slowest twentieth of units.
+    passed = largest.own_ms * (100.0 - diagnosis.percentile) / 5.0
+    if diagnosis.verdict not in ("inconclusive", largest.cause) or not more:
+        return ""
+    if more[0] <= _MOSTLY * max(sum(more), passed):
         return ""
     line = diagnosis.lines[0]
     slow, typical = milliseconds(line.slow_ms), milliseconds(line.typical_ms)

@@ -147,7 +147,7 @@ def test_where_time_passes_in_the_users_code_is_what_to_look_at(
     line = CodeLine(
         unit="compute", file="w.py", line=34, function="W.f", inside="", slow_ms=11.1, typical_ms=0.0, looks=9
     )
-    largest = replace(ordinary[1].causes[0], cause=cause, tail_share=0.9, fixes=())
+    largest = replace(ordinary[1].causes[0], cause=cause, tail_share=0.9, own_ms=30.0, fixes=())
     found = replace(
         ordinary[1], verdict=verdict, causes=(largest,), source=None, service=None, lost=(), lines=(line,)
     )
@@ -155,6 +155,8 @@ def test_where_time_passes_in_the_users_code_is_what_to_look_at(
     assert (closing_advice(found) == words) == looks
     spread = replace(found, lines=(line, replace(line, line=35, slow_ms=11.0), replace(line, line=36)))
     assert "Look at" not in closing_advice(spread)
+    rare = replace(found, causes=(replace(largest, own_ms=500.0),))
+    assert "Look at" not in closing_advice(rare), "far more than passes at that line"
 
 
 def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
