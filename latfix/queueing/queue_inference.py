@@ -69,6 +69,8 @@ _LEAST_STRETCH, _LEAST_SPANS, _MANY_SERVERS = 12, 60, 8
 #: A correlation of services with the number in flight is certain from so many standard errors; less is enough for
 #: waits that are too long if there are other signs.
 _SURE, _LESS = 3.5, 0.5
+#: Services that grow by less than this factor with the number in flight do not depend on it.
+_SLIGHT = 1.05
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
 #: Parts of the log within which services are compared, and the least requests with a free server in each.
@@ -275,7 +277,11 @@ def _dependence(service: Ints, met: Ints, servers: int) -> tuple[float, float, f
         took, others = (ranks(values[rows]) for values in (service, met))
         took, others = (took - took.mean()) / took.std(), (others - others.mean()) / others.std()
         correlation = float(np.mean(took * others))
-        return correlation * math.sqrt(len(took)), took - correlation * others
+        many = met[rows] > np.median(met[rows])
+        grows = np.median(service[rows][many]) > _SLIGHT * np.median(service[rows][~many]) if many.any() else True
+        # With equal services, ranks are certain for the least difference.
+        sure = correlation * math.sqrt(len(took))
+        return sure if grows else min(sure, 0.0), took - correlation * others
 
     waited = met >= servers
     waited[:servers] = True  # what the first requests of a log met is unknown

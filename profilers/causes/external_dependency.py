@@ -29,8 +29,11 @@ from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 
 #: Least wait to look for a throttled neighbor, and the share of these waits that throttling must cover.
 _LONG_NS, _MOSTLY = 2_000_000, 0.5
-#: Standard errors from which a correlation with the number of streams there is certain.
+#: Standard errors from which a correlation with the number of requests there is certain.
 _SURE = 3.5
+#: Long waits, as a share of the 99th percentile. They are for each other with such a correlation at least, if no
+#: more than such a share ends before the request ahead, and their gaps correlate with those of arrivals by less.
+_TENTH, _CLOSELY, _OUT_OF_ORDER, _FOLLOWS = 0.1, 0.5, 0.05, 0.75
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -86,30 +89,74 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     if evidence.setup.servers == 0 and piles_up(*presence(evidence.rows)):
         return Claim(units=units)
     for name in ("compute", "finish"):
-        unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
-        still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
-        usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
-        waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)
-        if name == "compute":
-            waited -= evidence.own_prefill[evidence.head]
-        claimed = np.rint(np.clip(waited, 0, left.cpu_excess(name))).astype(np.int64)
-        if not _for_each_other(evidence, evidence.of_batch(claimed) if name == "compute" else claimed):
+        claimed = np.minimum(_idle_waits(evidence, name), left.cpu_excess(name))
+        if not _each_other(evidence, evidence.of_batch(claimed) if name == "compute" else claimed):
             units[name] = Parts(cpu=claimed)
     return Claim(units=units)
 
 
-def _for_each_other(evidence: Evidence, waited: Ints) -> bool:
-    """True if streams wait for longer the more others are there: for the steps that they share, or a place in them.
+def _idle_waits(evidence: Evidence, name: str) -> Ints:
+    """Idle nanoseconds of each unit beyond the usual, as far as the counters show them."""
+    unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
+    still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
+    usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
+    waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)
+    if name == "compute":
+        waited -= evidence.own_prefill[evidence.head]
+    return np.rint(np.maximum(waited, 0)).astype(np.int64)
+
+
+def waits_for_each_other(evidence: Evidence) -> str:
+    """A clause on idle waits of requests for each other; empty if none show."""
+    waited = (evidence.of_batch(_idle_waits(evidence, "compute")), _idle_waits(evidence, "finish"))
+    return next(filter(None, (_each_other(evidence, each) for each in waited)), "")
+
+
+def _each_other(evidence: Evidence, waited: Ints) -> str:
+    """What requests wait for if they do so for longer the more others are there, as a clause; else empty.
+
+    Streams wait for the steps that they share, or a place in them. Others wait for a place in a pool, or for a
+    dependency that serves one after the other, if their queue is unknown, and those that wait end in their order of
+    arrival, but not in its rhythm: a dependency that is slow for all alike adds requests in flight, too.
 
     :param waited: ``(n,)`` idle nanoseconds beyond the usual.
     """
     at, end = presence(evidence.rows)
-    streams = evidence.ok & (evidence.rows["chunks"] > 1)
-    if np.count_nonzero(streams) <= _MOSTLY * np.count_nonzero(evidence.ok) or not waited[streams].any():
-        return False
+    ok = evidence.ok
+    chosen = ok & (evidence.rows["chunks"] > 1)
+    streamed = np.count_nonzero(chosen) > _MOSTLY * np.count_nonzero(ok)
+    if not streamed:
+        chosen = ok & (waited > max(_LONG_NS, _TENTH * float(np.quantile(waited[ok], 0.99))))
+    if not waited[chosen].any():
+        return ""
     met = np.searchsorted(np.sort(at), at) - np.searchsorted(np.sort(end), at, side="right")
-    related = np.corrcoef(waited[streams], met[streams])[0, 1] if np.ptp(met[streams]) else 0.0
-    return bool(related * math.sqrt(np.count_nonzero(streams)) > _SURE)
+    related = _correlation(waited[chosen], met[chosen])
+    if related * math.sqrt(np.count_nonzero(chosen)) <= _SURE:
+        return ""
+    if streamed:
+        return (
+            "streams waited for longer the more others were there: for the steps that they share, or a place in them"
+        )
+    if evidence.setup.servers or related < _CLOSELY or not _in_turn(at[chosen], end[chosen]):
+        return ""
+    return (
+        "requests that waited meanwhile ended in their order of arrival, and waited for longer the more others were "
+        "there: for a place in a pool (connections, threads), or for what serves one after the other"
+    )
+
+
+def _in_turn(at: Ints, end: Ints) -> bool:
+    """True if requests that met end in their order of arrival, and not as long after each other as they arrived."""
+    order = np.argsort(at, kind="stable")
+    came, went = at[order], end[order]
+    met = came[1:] < went[:-1]
+    between, after = np.diff(went)[met], np.diff(came)[met]
+    return bool(np.mean(between < 0) <= _OUT_OF_ORDER and _correlation(after, between) < _FOLLOWS)
+
+
+def _correlation(one: Ints, other: Ints) -> float:
+    """Pearson's; 0 if one of them is constant."""
+    return float(np.corrcoef(one, other)[0, 1]) if len(one) > 1 and np.ptp(one) and np.ptp(other) else 0.0
 
 
 def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:

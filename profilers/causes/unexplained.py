@@ -6,6 +6,7 @@ import numpy as np
 
 from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.external_dependency import waits_for_each_other
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.units import Evidence
 
@@ -38,7 +39,8 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         if evidence.process.cpu.known
         else "the service's process was not watched (--pid watches it)"
     )
-    return f"{stood}{inside}; {own_and_propagated(figures)}."
+    others = waits_for_each_other(evidence) if evidence.process.cpu.known else ""
+    return f"{stood}{inside}; {others or own_and_propagated(figures)}."
 
 
 CAUSE = Cause(id="unexplained", sentence=_sentence, outside_sentence=_outside_sentence)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks.profilers.queue_inference import outcome, outcome_without_queue
+from latfix.queueing.closed_loop import in_flight
+from latfix.queueing.queue_inference import infer_queue, served_from
 
 
 @pytest.mark.parametrize("slow_s", [2, 10, 30])
@@ -34,3 +37,15 @@ def test_few_free_starts_that_fit_badly_show_no_other_number() -> None:
 def test_a_queue_is_still_found_in_a_nearly_saturated_service(servers: int) -> None:
     found = [outcome("lognormal, 0.5", load, servers, seed) for load in ("0.85", "0.95") for seed in (40, 41, 42)]
     assert found.count("right") >= 5 and "wrong" not in found
+
+
+def test_equal_services_that_grow_slightly_with_the_number_in_flight_hide_no_wait() -> None:
+    """Twelve threads that sleep for 60 ms, and need 0.4 ms more in bursts: certain, and of no consequence."""
+    rng, millisecond = np.random.default_rng(5), 1e6
+    bursts = [2e9 * k + np.arange(30) * millisecond for k in range(1, 8)]
+    at = np.sort(np.concatenate([np.cumsum(rng.exponential(1e9 / 130, 2_000)), *bursts])).astype(np.int64)
+    service = rng.normal(60 * millisecond, 0.1 * millisecond, len(at)).astype(np.int64)
+    crowded = in_flight(at, served_from(at, service, 12) + service - at) > 20
+    end = served_from(at, service, 12) + service + np.where(crowded, int(0.4 * millisecond), 0)
+    queue = infer_queue(at, end - at, 50_000)
+    assert queue is not None and queue.servers == 12 and not queue.dependent

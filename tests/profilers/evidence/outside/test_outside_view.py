@@ -415,12 +415,12 @@ def test_a_backlog_that_grows_is_told_from_a_dependency_that_became_slow(
 
 
 def test_a_backlog_without_a_known_queue_is_no_wait_for_something_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service sleeps for each request, one after the other, and more arrive than it serves."""
+    """The service sleeps for each request: one after the other, and more arrive than it serves; or side by side."""
     monkeypatch.setattr("latfix.profilers.evidence.units.serving_of", lambda _: Serving())
-    for rate, named in ((130.0, False), (50.0, True)):
+    for rate, servers, named in ((130.0, 1, False), (50.0, N, True)):
         at = arrivals(rate)
         slow = np.arange(N) % 40 == 0
-        end = served(at, services() + np.where(slow, 30 * MS, 0), 1)
+        end = served(at, services() + np.where(slow, 30 * MS, 0), servers)
         found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, end - at)))
         assert ("external.dependency" in {cause.cause for cause in found.causes if cause.named}) == named
 
@@ -501,6 +501,27 @@ def test_streams_that_wait_for_each_other_wait_for_nothing_outside(each_ms: floa
     record.requests["compute_ns"], record.requests["finish_ns"] = first - at, end - first
     record.requests["chunks"] = tokens
     assert largest(diagnose(record)) == cause
+
+
+@pytest.mark.parametrize(("slow", "cause"), [("pool", "unexplained"), ("all alike", "external.dependency")])
+def test_a_wait_for_a_place_in_a_pool_is_no_wait_for_something_outside(slow: str, cause: str) -> None:
+    """A job keeps three of four connections for half a second; or the dependency takes longer for all."""
+    at = arrivals(60.0)
+    job = at % (3_000 * MS) < 500 * MS
+    work = np.random.default_rng(2).normal(20, 0.5, N) * MS
+    if slow == "pool":
+        free, end = np.zeros(4, np.int64), np.zeros(N, np.int64)
+        for k, came in enumerate(at.tolist()):
+            open_places = 1 if max(came, int(free[0])) % (3_000 * MS) < 500 * MS else 4
+            place = int(np.argmin(free[:open_places]))
+            end[k] = free[place] = max(came, int(free[place])) + int(work[k])
+    else:
+        end = at + (work + np.where(job, 150 * MS, 0)).astype(np.int64)
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=times / 50, runq_ns=0 * times)))
+    assert largest(found) == cause
+    evidence = next(one.evidence for one in found.causes if one.cause == "unexplained")
+    assert ("in their order of arrival" in evidence) == (slow == "pool")
 
 
 def in_one_loop(at: np.ndarray, away_ms: int) -> np.ndarray:
