@@ -318,9 +318,13 @@ def _largest_known(diagnosis: Diagnosis) -> CauseSummary | None:
 
 
 def commonest_error(diagnosis: Diagnosis) -> str:
-    """The most frequent message if most lost requests failed by an error of their own, in words; else empty."""
+    """The most frequent message if most lost requests failed by an error of their own, in words; else empty.
+
+    So do requests that a service refused for a limit of its own: they waited for nothing.
+    """
     largest = max(diagnosis.lost, key=lambda lost: lost.requests, default=None)
-    if largest is None or largest.status != "error" or not largest.errors:
+    refused = largest is not None and largest.status == "shed" and not largest.waited_for_ms
+    if largest is None or not largest.errors or not (largest.status == "error" or refused):
         return ""
     message, number = max(largest.errors.items(), key=lambda each: each[1])
     return f"this error of {counted(number, diagnosis.unit)}: {visible(message, limit=_MESSAGE)}"

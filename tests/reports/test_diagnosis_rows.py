@@ -118,6 +118,10 @@ def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session
     assert "fix this error of 26 requests: HTTP 503: model overloaded" in closing_advice(none_ok)
     late = replace(found, lost=(failed, replace(shed, requests=500)))
     assert "First fix what the lost requests waited for" in closing_advice(late)
+    refused = replace(shed, status="shed", requests=500, errors={"HTTP 429: slow down": 500})
+    assert closing_advice(replace(found, lost=(refused,))).endswith("of 500 requests: HTTP 429: slow down")
+    queued = replace(refused, waited_for_ms={"work": 3.0})
+    assert "First fix what the lost requests waited for" in closing_advice(replace(found, lost=(queued,)))
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.8, "decides whether it is {}"), (0.3, "does not show the cause")])
