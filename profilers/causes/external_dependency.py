@@ -177,7 +177,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
         f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it waited "
-        f"for something outside; {own_and_propagated(figures)}."
+        f"for something outside, or slept (a pause before a retry, a timer); {own_and_propagated(figures)}."
     )
 
 

@@ -57,7 +57,8 @@ _MORE_AT_ONCE: Mapping[str, str] = {
     "vLLM": "--max-num-seqs higher while its cache has room, else --data-parallel-size",
     "Triton": "instance_group count higher; a timeout in default_queue_policy, so that late requests do not wait",
     "TGI": "--max-batch-total-tokens higher while memory has room, else another replica",
-    "uvicorn": "--workers higher, each loads the model; --limit-concurrency answers 503 instead of a long wait",
+    "uvicorn": "--workers higher, each loads the model; if the process is idle meanwhile, more threads (AnyIO's "
+    "limiter, 40 by default) or connections; --limit-concurrency answers 503 instead of a long wait",
     "gunicorn": "--workers or --threads higher",
 }
 
