@@ -33,7 +33,7 @@ _LONG_NS, _MOSTLY = 2_000_000, 0.5
 _SURE = 3.5
 #: Long waits, as a share of the 99th percentile. They are for each other with such a correlation at least, if no
 #: more than such a share ends before the request ahead, and their gaps correlate with those of arrivals by less.
-_TENTH, _CLOSELY, _OUT_OF_ORDER, _FOLLOWS = 0.1, 0.5, 0.05, 0.75
+_TENTH, _CLOSELY, _OUT_OF_ORDER, _FOLLOWS = 0.1, 0.5, 0.1, 0.4
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -146,12 +146,17 @@ def _each_other(evidence: Evidence, waited: Ints) -> str:
 
 
 def _in_turn(at: Ints, end: Ints) -> bool:
-    """True if requests that met end in their order of arrival, and not as long after each other as they arrived."""
+    """True if requests end in their order of arrival, and not as long after each other as they arrived.
+
+    Those are compared of which the second arrives midway in the stay of the first: a little scatter counts less then.
+    """
     order = np.argsort(at, kind="stable")
     came, went = at[order], end[order]
-    met = came[1:] < went[:-1]
-    between, after = np.diff(went)[met], np.diff(came)[met]
-    return bool(np.mean(between < 0) <= _OUT_OF_ORDER and _correlation(after, between) < _FOLLOWS)
+    met = np.searchsorted(came, went) - np.arange(len(came)) - 1
+    lag = max(int(np.median(met)) // 2, 1)
+    both = came[lag:] < went[:-lag]
+    between, after = (went[lag:] - went[:-lag])[both], (came[lag:] - came[:-lag])[both]
+    return bool(both.any() and np.mean(between < 0) <= _OUT_OF_ORDER and _correlation(after, between) < _FOLLOWS)
 
 
 def _correlation(one: Ints, other: Ints) -> float:
