@@ -14,6 +14,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import percent
+from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
 from latfix.queueing.batch_inference import Rule
 from latfix.queueing.queue_inference import starts
@@ -25,8 +26,8 @@ from latfix.stages import OUTSIDE_STAGES
 _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
 #: A growing backlog: its requests at the end, stretches of the run, and the share of arrivals that each leaves over.
 _LEAST_PILED, _STRETCHES, _UNANSWERED = 20, 4, 0.05
-#: Least number and share of answers with such a wait, largest share slightly below it, and least idle share.
-_LEAST, _MOST_ANSWERS, _SHARP, _IDLE = 20, 0.3, 0.1, 0.8
+#: Least number and share of answers with such a wait, largest share slightly below it, and most that is computed.
+_LEAST, _MOST_ANSWERS, _SHARP, _COMPUTED = 20, 0.3, 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,9 @@ def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -
         many = np.count_nonzero(late)
         if many < max(_LEAST, _MOST_ANSWERS * np.count_nonzero(ok)) or just_below > _SHARP * many:
             continue
-        idle = process.idle(begun[late], ended[late])
-        if not process.cpu.known or np.median(idle) > _IDLE * _DELAYED_ACK_NS:
+        spans = Intervals.merged(begun[late], took[late])
+        # Work of just this length would keep the process busy. It serves others meanwhile, so their sum counts.
+        if process.cpu.grown(spans.start, spans.end).sum() <= _COMPUTED * took[late].sum():
             return f"{words} {percent(many / np.count_nonzero(ok))}"
     return ""
 

@@ -220,6 +220,18 @@ def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
     assert "between the first byte and the last of" in note
 
 
+def test_nor_do_other_requests_hide_one() -> None:
+    """Half of the answers wait, while the process computes for others in a third of the time."""
+    at = arrivals(40.0)
+    late = np.where(np.random.default_rng(3).random(N) < 0.55, 42 * MS, 0)
+    first = served(at, services(), 2)
+    record = recorded(at, first + late, samples=busy_while_serving(at, first, 0 * late))
+    record.requests["compute_ns"] -= late
+    record.requests["finish_ns"] += late
+    (note,) = [note for note in diagnose(record, bootstrap=20).notes if "NODELAY" in note]
+    assert "between the first byte and the last of" in note
+
+
 def test_idle_time_is_unknown_while_the_process_is_not_watched() -> None:
     """The watch ended early: then the counters stand still, too."""
     at = arrivals(20.0)
