@@ -233,9 +233,9 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "external.dependency",
         "measured",
-        "waited for a network, database, disk, lock or sleep",
-        happened="waiting for a network, database, disk, lock or sleep",
-        behind="one that waited for a network, database, disk, lock or sleep",
+        "waited for something outside: network, database, disk, lock, sleep",
+        happened="waiting for something outside (network, database, disk, lock, sleep)",
+        behind="one that waited for something outside (network, database, disk, lock, sleep)",
     ),
     KnownCause(
         "network.connect",
