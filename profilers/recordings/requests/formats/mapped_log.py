@@ -463,17 +463,19 @@ def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
 def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     by_name = {role.name: role for role in roles}
     there = ", ".join(names[:12])
+    figures = [name for name in names if _FIGURE.search(name)]
+    summary = f"these are figures of many requests: {PER_REQUEST}"
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
-        todo = "name the latency: --map latency_ms=COLUMN"
-        if any(map(_FIGURE.search, names)):
-            todo = f"these are figures of many requests: {PER_REQUEST}"
+        todo = summary if figures else "name the latency: --map latency_ms=COLUMN"
         if {"log", "stream"} <= set(names):
             todo = "Docker has wrapped the lines of a log: unwrap them with jq -j .log FILE"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
     for name in _TIMES:
         if name in by_name and by_name[name].unit_ns is None:
             column = _source(by_name[name])
+            percentiles = [figure for figure in figures if re.search(r"\bp\(?\d\d", figure, re.I)]
             todo = f"give its unit: --map {name}_ms={column} (ns, us, ms or s)"
+            todo = summary if len(percentiles) > 1 else todo
             raise input_error(path, 1, f"{name} {column!r} without a unit", "a unit in its name", todo)
     return roles
 

@@ -691,6 +691,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", (), "--map latency_ms=COLUMN"),
         ("Type,Name,Median Response Time\nGET,/,5\n", (), "figures of many requests: give a result with one row"),
+        ('{"url": "x", "duration": 10.02, "latency": {"p50": 3, "p99": 12}}\n', (), "figures of many requests: give"),
         ("ts,duration\n1,2\n", (), "--map latency_ms=duration"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=lat",), "found no column 'lat'"),
         ("ts,latency_ms\nx,y\nz,w\n", (), "recording:2: found"),
