@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from latfix.config.workload_toml import load_spec
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
 from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_excluded
 from latfix.runners.optimize.measurement import Bench
+from latfix.runners.optimize.optimizer import Optimizer, Options
 from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
 
 
 def test_fixes_that_do_not_fit_the_budget_are_skipped(search: Any, world: Any) -> None:
@@ -163,3 +169,40 @@ def test_a_baseline_goes_on_until_it_has_served_some_requests(search: Any, world
     world.behind = 19
     outcome = search(world.fix("HALF", 0.5), budget_s=240.0)
     assert outcome.baseline.counts()["ok"] == 1200 and not any("the first" in note for note in outcome.notes)
+
+
+@pytest.mark.slow
+def test_a_process_that_falls_behind_is_ended_and_serves_again(
+    tmp_path: Path, write_workload: Callable[..., Path]
+) -> None:
+    # GIVEN 200 requests within 0.4 s, each of which takes 20 ms alone, and 0.5 s of time
+    adapter = """
+        import time, torch
+        from latfix import Workload
+        class Slow(Workload):
+            def load(self, device):
+                return lambda x: (time.sleep(0.02), x)[1]
+            def prepare(self, request):
+                return torch.ones(1)
+    """
+    spec = load_spec(str(write_workload(tmp_path / "w", adapter=adapter, runner={"max_batch_size": 1})))
+    traffic, settings = Traffic.plain(np.arange(200) * 2_000_000), RunnerSettings(device="cpu", max_batch_size=1)
+    optimizer = Optimizer(
+        spec,
+        traffic,
+        settings,
+        tmp_path,
+        Options(budget_s=2.0),
+        watch=lambda *_: nullcontext(lambda _: None),
+        say=lambda _: None,
+        show=lambda _: None,
+    )
+    arm = optimizer._bench.arm("before", settings, ())
+    try:
+        record = optimizer._served_part(optimizer._replay_baseline(arm))
+        again = arm.replay(tmp_path / "again", record.traffic, optimizer.watch, seed=0)
+    finally:
+        arm.close()
+    # THEN it is ended after twenty requests or more, all of them answered, and the process goes on
+    assert 20 <= len(record.traffic) < 200 and record.counts()["ok"] == len(record.traffic)
+    assert again.counts()["ok"] == len(record.traffic)
