@@ -37,8 +37,8 @@ _OWN = "only latfix's engine does this (latfix.load_runner)"
 NO_COUNTERPART: Mapping[str, str] = {
     "device": "choose the device in the server's own configuration",
     "devices": "choose the devices in the server's own configuration",
-    "max_batch_size": "form batches in your own code",
-    "batch_window_ms": "form batches in your own code",
+    "max_batch_size": "your own code decides how many requests share a batch",
+    "batch_window_ms": "your own code decides how long a batch waits for more requests",
     "workers": "start that many instances of the model",
     "shared_model": "each instance has its own weights: check the memory",
     "prepare_threads": "the server's own threads prepare requests",
@@ -86,6 +86,10 @@ NO_COUNTERPART: Mapping[str, str] = {
 }
 
 
+#: Their defaults mean no batches, which a server may form all the same: in a plan, that is a change.
+_BATCHES = ("max_batch_size", "batch_window_ms")
+
+
 def put(*path: str) -> Emit:
     """A setting that becomes one entry."""
     return lambda value, _settings: [Put(path, value)]
@@ -99,7 +103,7 @@ def by_value(entries: Mapping[Any, Iterable[Put | str]]) -> Emit:
 def translate(table: Table, settings: Mapping[str, Any], server: str) -> tuple[dict[str, Any], list[str]]:
     """The nested entries of a configuration, and notes on what it does not cover, one per line.
 
-    A setting without a counterpart gets no note if it has latfix's default.
+    A setting without a counterpart gets no note if it has latfix's default, unless that means no batches.
 
     :param settings: of a plan, by name.
     """
@@ -109,7 +113,7 @@ def translate(table: Table, settings: Mapping[str, Any], server: str) -> tuple[d
     for name, value in settings.items():
         entry = table[name]
         if isinstance(entry, str):
-            if value != defaults[name]:
+            if value != defaults[name] or name in _BATCHES:
                 notes.append(f"{name} = {_shown(value)} has no counterpart in {server}: {entry}")
             continue
         for found in entry(value, settings):

@@ -163,8 +163,15 @@ def test_what_is_written_parses(target: str, settings: Mapping[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_defaults_ask_for_nothing_that_is_missing(target: str) -> None:
-    assert not [note for note in exported(target, RunnerSettings().to_json()).notes if "no counterpart" in note]
+def test_defaults_ask_for_nothing_that_is_missing_but_no_batches(target: str) -> None:
+    notes = [note for note in exported(target, RunnerSettings().to_json()).notes if "no counterpart" in note]
+    assert {note.partition(" =")[0] for note in notes} <= {"max_batch_size", "batch_window_ms"}
+
+
+@pytest.mark.parametrize("target", ["env", "kubernetes"])
+def test_a_plan_of_no_batches_is_reported_where_only_your_code_can_follow_it(target: str) -> None:
+    notes = exported(target, {"max_batch_size": 1, "batch_window_ms": 0.0, "shared_model": False}).notes
+    assert [note.partition(" has")[0] for note in notes] == ["max_batch_size = 1", "batch_window_ms = 0.0"]
 
 
 def test_triton() -> None:
