@@ -37,7 +37,7 @@ _CANDIDATES = 200
 
 
 def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | None = None) -> list[Traffic]:
-    """Two disjoint slices with as many of the baseline's slow requests as possible; all of it if it is short.
+    """Two disjoint slices with as many of the baseline's slow requests as possible; about all of it if it is short.
 
     A slice without a request (next to a long gap) is left out.
 
@@ -49,7 +49,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | N
     rate = len(traffic) / max(span_s, 1e-9)
     width_s = min(max(SHORTEST_S, _ENOUGH / 2 / rate), _LONGEST_S)
     if 2 * width_s >= 0.8 * span_s:
-        return [traffic]
+        return [_whole(traffic, baseline)]
     width = int(width_s * 1e9)
     starts = _starts(traffic, width)
     held = _inside(traffic.arrival_ns, starts, width)
@@ -129,7 +129,7 @@ def slowest_stretch(
     *,
     most_s: float = math.inf,
 ) -> Traffic:
-    """The stretch of about ``wanted_s`` with most of the baseline's slow requests; all of it if it is not longer.
+    """The stretch of about ``wanted_s`` with most of the baseline's slow requests; about all of it if not longer.
 
     It is longer if its tail would otherwise be a request or two.
 
@@ -140,7 +140,7 @@ def slowest_stretch(
     should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, LEAST_REQUESTS))
     width_s = max(wanted_s, min(should_s, most_s), least_s, SHORTEST_S)
     if width_s >= 0.8 * span_s:
-        return traffic
+        return _whole(traffic, baseline)
     width = int(width_s * 1e9)
     starts = _starts(traffic, width)
     best = int(np.argmax(_slow(traffic, baseline, starts, width, latency)))
@@ -156,6 +156,14 @@ def window_bounds(window: Traffic) -> tuple[float, float]:
 def _starts(traffic: Traffic, width: int) -> Ints:
     """Candidate starts of a stretch of ``width`` nanoseconds."""
     return np.linspace(int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1]) - width, _CANDIDATES).astype(np.int64)
+
+
+def _whole(traffic: Traffic, baseline: RunRecord) -> Traffic:
+    """All of the traffic, cut where it would bring too much work for two windows."""
+    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
+    longest = max(last - first, int(2 * _LONGEST_S * 1e9))
+    fits = len(traffic) <= LEAST_REQUESTS or _work_s(baseline).sum() <= _MOST_WORK * longest / 1e9
+    return traffic if fits else _slice(traffic, baseline, first, longest)
 
 
 def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Traffic:

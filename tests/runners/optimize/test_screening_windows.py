@@ -245,6 +245,18 @@ def test_a_backlog_is_cut_where_it_would_take_the_budget() -> None:
     assert replay_s(traffic, record, traffic) == pytest.approx(150.0)
 
 
+def test_short_traffic_far_above_capacity_is_cut_as_well() -> None:
+    """Five seconds of it bring 100 s of work: as much is replayed as two of the longest windows may bring."""
+    traffic = traffic_at([k * 0.01 for k in range(500)])
+    record = record_of(traffic, 100.0)
+    record.batches["d2h_end_ns"][:] = SECOND // 5
+    (window,) = screening_windows(traffic, record)
+    assert replay_s(traffic, record, window) == pytest.approx(18.0, rel=0.05)
+    assert ids([window]) == ids([slowest_stretch(traffic, record, 10.0)]) == [f"r{k}" for k in range(len(window))]
+    record.batches["d2h_end_ns"][:] = SECOND // 50
+    assert screening_windows(traffic, record) == [traffic] and slowest_stretch(traffic, record, 10.0) is traffic
+
+
 def test_a_lead_in_ends_where_the_stretch_begins() -> None:
     traffic = traffic_at([0.5 * k for k in range(120)])
     baseline = record_of(traffic, 1.0)
