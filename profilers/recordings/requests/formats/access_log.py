@@ -44,6 +44,10 @@ _CLF = re.compile(r"\d{1,2}/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d$")
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _REQUEST = re.compile(r"[A-Z]+ \S+( (HTTP/)?[0-9.]+)?$")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?$")
+#: Where a proxy sent a request.
+_ADDRESS = re.compile(r"(tcp://)?(\d+\.\d+\.\d+\.\d+|\[[0-9a-f:]+\]):\d+$")
+#: From Envoy's number of received bytes to the address, after five texts of the request.
+_TO_ADDRESS = 8
 _KEYS: Mapping[str, str] = {
     "rt": "latency",
     "request_time": "latency",
@@ -149,6 +153,7 @@ def _layout(values: list[str]) -> Layout | None:
     places = {"stamp": first, "request": request, "status": request + 1}
     if not _CLF.match(values[own]) and (row := _envoy_numbers(values, request + 3)):
         places |= {"stamp": own, "size": row, "bytes": row + 1, "latency": row + 2, "upstream": row + 3}
+        places |= _address_in(values, row + _TO_ADDRESS, row + _TO_ADDRESS + 1)
         return Layout("Envoy", len(values), places, {}, _MS, stamps_end=False)
     if _CLF.match(values[first]):
         places["zone"] = first + 1
@@ -197,7 +202,15 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
     if "latency" not in places and whole and not _are_bytes(values, places["bytes"], whole):
         places["latency"] = whole[-1]
         return Layout("Apache", len(values), places, around, _US, stamps_end=False)
+    places |= _address_in(values, first, len(values))
+    around["server"] = "^.*,"  # of several upstreams, the last answered
     return Layout("nginx", len(values), places, around, _S, stamps_end=True)
+
+
+def _address_in(values: list[str], first: int, end: int) -> dict[str, int]:
+    """The place of the first address of a server, if there is one."""
+    found = (k for k, value in enumerate(values[first:end], first) if _ADDRESS.match(value.rpartition(",")[2]))
+    return {"server": place} if (place := next(found, 0)) else {}
 
 
 def _unit_at(values: list[str], k: int) -> str:
@@ -265,6 +278,7 @@ class _Log:
         self._path, self._layout, self._bad = path, layout, bad
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._routes: dict[str, int] = {}
+        self._servers: dict[str, int] = {}
         self._retried: list[tuple[int, str]] = []
         self.good = 0
 
@@ -324,6 +338,8 @@ class _Log:
             sizes = _numbers(column(meaning), np.float64)[good]
             self._columns[meaning].append(np.maximum(sizes, 0).astype(np.float32))
         self._columns["route"].append(_route_codes(column("request"), self._routes)[good])
+        if "server" in places:
+            self._columns["server"].append(_codes(column("server"), self._servers)[good])
         self.good += int(np.count_nonzero(good))
 
     def _joined(self, name: str) -> Any:
@@ -362,6 +378,8 @@ class _Log:
             features=features,
             route=self._joined("route") if len(self._routes) > 1 else None,
             routes=tuple(self._routes) if len(self._routes) > 1 else (),
+            server=self._joined("server") if len(self._servers) > 1 else None,
+            servers=tuple(self._servers) if len(self._servers) > 1 else (),
             resolution_ns=resolution,
             facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": self._bad.count},
             notes=(*self._bad.notes(), note),
@@ -447,7 +465,12 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
     path = pc.replace_substring_regex(text, r"( HTTP/[0-9.]+|\?.*)$", "")
     path = pc.replace_substring_regex(path, r"\?.*$", "")
     path = pc.replace_substring_regex(path, NUMBER_IN_PATH.pattern, "/*")
-    encoded = pc.dictionary_encode(path)
-    codes = [routes.setdefault(word if len(routes) < _MOST_ROUTES or word in routes else "other", len(routes))
+    return _codes(path, routes)
+
+
+def _codes(text: Any, known: dict[str, int]) -> Any:
+    """The place of each text among the known ones, which are extended."""
+    encoded = text.dictionary_encode()
+    codes = [known.setdefault(word if len(known) < _MOST_ROUTES or word in known else "other", len(known))
              for word in encoded.dictionary.to_pylist()]  # fmt: skip
     return np.array(codes, np.int32)[np.asarray(encoded.indices)] if codes else np.zeros(0, np.int32)

@@ -124,7 +124,7 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
       "upstream_ms": "upstream_service_time", "size": "bytes_received"}),
     ({"StartUTC", "Duration"},
      {"latency_ns": "Duration", "arrival": "StartUTC", "status": "DownstreamStatus", "route": "RequestPath",
-      "origin_ns": "OriginDuration", "size": "RequestContentSize"}),
+      "origin_ns": "OriginDuration", "size": "RequestContentSize", "server": "ServiceAddr"}),
     ({"dyno", "connect", "service"},
      {"latency_ms": "connect + service", "end": "line_time", "status": "status", "route": "path",
       "connect_ms": "connect"}),

@@ -618,6 +618,34 @@ def test_envoy(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '[2026-11-22T10:00:0{0}.310Z] "POST /a HTTP/2" 200 - 150 87 220 200 "-" "agent" "id" "10.0.9.9:80" '
+        '"10.0.2.{0}:80"\n',
+        '[2026-11-22T10:00:0{0}.310Z] "POST /a HTTP/2" 200 - via_upstream - "-" 150 87 220 200 "-" "agent" "id" '
+        '"shop" "tcp://10.0.2.{0}:80" outbound|80||shop 10.0.1.7:4444 10.0.1.7:80 10.0.1.9:5555 - default\n',
+        '10.0.0.9 - - [22/Nov/2026:10:00:0{0} +0000] "GET /a HTTP/1.1" 200 87 "-" "agent" 310 0.220 [shop-80] [] '
+        "10.0.2.{0}:80 87 0.200 200 cc21d9b0\n",
+    ],
+    ids=["envoy", "istio", "ingress-nginx"],
+)
+def test_the_server_that_a_proxy_chose(tmp_path: Path, line: str) -> None:
+    table = table_of(tmp_path, "".join(line.format(k) for k in (1, 2, 1)))
+    chosen = [table.servers[code].removeprefix("tcp://") for code in table.server]
+    assert chosen == ["10.0.2.1:80", "10.0.2.1:80", "10.0.2.2:80"]  # in order of arrival
+
+
+def test_of_several_upstreams_the_last_answered(tmp_path: Path) -> None:
+    line = (
+        '10.0.0.9 - - [22/Nov/2026:10:00:0{0} +0000] "GET /a HTTP/1.1" 200 87 "-" "agent" 310 0.220 [shop-80] [] '
+        "{1} 87 {2} 200 cc21d9b0\n"
+    )
+    both, one = ("10.0.2.1:80, 10.0.2.2:80", "0.100, 0.100"), ("10.0.2.1:80", "0.200")
+    table = table_of(tmp_path, "".join(line.format(k, *(both if k == 2 else one)) for k in range(4)))
+    assert sorted(table.servers[code] for code in table.server) == ["10.0.2.1:80"] * 3 + ["10.0.2.2:80"]
+
+
 def test_a_line_of_hypercorn_has_the_version_alone(tmp_path: Path) -> None:
     line = NGINX.format(7, 200, 250_000).replace("HTTP/1.1", "1.1")
     table = table_of(tmp_path, f"[2026-11-22 09:00:07 +0000] [12687] [INFO] {line}" * 2)
