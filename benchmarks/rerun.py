@@ -121,6 +121,9 @@ CATALOGUE = {
     "selftest-quiet.json": Result(
         command=f"{_LATFIX} selftest --cause quiet --seed 2000 --repeat 2", measures=_DIAGNOSIS
     ),
+    "selftest-medium.json": Result(
+        command=f"{_LATFIX} selftest --seed 7000 --intensity medium --out DIR", measures=_DIAGNOSIS
+    ),
     "selftest-fresh.json": Result(
         command=f"{_LATFIX} selftest --seed 5000 --intensity weak --intensity medium --out DIR", measures=_DIAGNOSIS
     ),
