@@ -30,9 +30,9 @@ from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.transforms import slice_time
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-DEVELOPMENT = ("text_encoder", "voice_encoder", "pitch", "voice_activity", "ocr")
+DEVELOPMENT = ("text_encoder", "voice_encoder", "pitch", "voice_activity", "ocr", "denoise")
 #: No rule of the search is chosen by these.
-HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality", "materials", "antibody", "denoise", "turn")
+HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality", "materials", "antibody", "turn")
 ALONE: dict[str, dict[str, Any]] = {
     "int8": {"precision": "int8_dynamic"},
     "bfloat16": {"precision": "bf16"},
