@@ -311,11 +311,14 @@ class FakeArm:
         self.world.records[folder] = record
         if self.world.behind and folder.name == "baseline":
             with watch(self.label, traffic, folder) as on_event:
-                status = {"draining": True, "done": self.world.behind, "at_ns": 0}
-                on_event(status)
+                status = {"draining": True, "done": self.world.behind, "at_ns": int(traffic.start_s * 1e9)}
+                in_time = False
                 try:
+                    on_event(status)
+                    in_time = True
                     on_event(status | {"at_ns": 1 << 60})
                 except KeyboardInterrupt:
+                    assert in_time, "a replay that has just begun is not behind"
                     record.requests["status"][self.world.behind :] = Status.UNFINISHED
                     raise Interrupted(record) from None
         return record

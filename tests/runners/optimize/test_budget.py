@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,11 +159,18 @@ def test_a_baseline_that_falls_behind_is_ended_and_what_it_served_is_optimized(s
     outcome = search(world.fix("HALF", 0.5), budget_s=240.0)
     # THEN everything after it is about these
     assert outcome.baseline.counts()["ok"] == len(outcome.baseline.traffic) == 400
+    assert len(outcome.baseline.batches["batch_id"]) == 400
     assert outcome.verdict == "improved" and len(outcome.after.traffic) <= 400
     assert "the first 400 of 1200" in outcome.notes[0]
     # AND a resumed search knows them, although the folder has the whole run
     again = search(world.fix("HALF", 0.5), budget_s=240.0, resume=True)
     assert len(again.baseline.traffic) == 400 and again.notes[0] == outcome.notes[0]
+
+
+def test_the_time_before_the_first_request_is_not_the_baselines(search: Any, world: Any) -> None:
+    world.behind, traffic = 400, world.traffic()
+    late = replace(traffic, arrival_ns=traffic.arrival_ns + 300 * 10**9)
+    assert len(search(world.fix("HALF", 0.5), budget_s=240.0, traffic=late).baseline.traffic) == 400
 
 
 def test_a_baseline_goes_on_until_it_has_served_some_requests(search: Any, world: Any) -> None:
@@ -204,5 +212,6 @@ def test_a_process_that_falls_behind_is_ended_and_serves_again(
     finally:
         arm.close()
     # THEN it is ended after twenty requests or more, all of them answered, and the process goes on
+    assert optimizer._bench.traffic is optimizer.traffic is record.traffic
     assert 20 <= len(record.traffic) < 200 and record.counts()["ok"] == len(record.traffic)
     assert again.counts()["ok"] == len(record.traffic)
