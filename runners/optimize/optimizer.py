@@ -369,8 +369,9 @@ class Optimizer:
         served = served_part(record)
         if served is not record:
             self._behind = (
-                f"Requests arrive faster than the service can serve them: what it served of them until its share of "
-                f"the budget was over is optimized, the first {len(served.traffic)} of {len(record.traffic)}."
+                "Requests arrive faster than the service serves them. The baseline was ended when its share of the "
+                f"budget was over; the search uses the first {len(served.traffic)} of {len(record.traffic)} requests, "
+                "which it had served by then."
             )
             self.say(self._behind)
             self.traffic = self._bench.traffic = served.traffic
