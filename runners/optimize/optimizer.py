@@ -368,10 +368,10 @@ class Optimizer:
         """The part of the baseline that was served before it was ended; candidates replay its requests only."""
         served = served_part(record)
         if served is not record:
+            count = f"{len(served.traffic)} of {len(record.traffic)}"
             self._behind = (
                 "Requests arrive faster than the service serves them. The baseline was ended when its share of the "
-                f"budget was over; the search uses the first {len(served.traffic)} of {len(record.traffic)} requests, "
-                "which it had served by then."
+                f"budget was over; the search uses the first {count} requests, which it had served by then."
             )
             self.say(self._behind)
             self.traffic = self._bench.traffic = served.traffic
