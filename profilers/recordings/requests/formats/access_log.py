@@ -73,6 +73,8 @@ _ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[0-9-])")
 #: Most bytes of an answer's headers.
 _HEADERS = 4096
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
+#: More addresses than this are not of servers, but of clients with their ports.
+_MOST_SERVERS = 500
 #: Fields up to the time, including those that syslog and containers put before a line.
 _PREFIX = 10
 _MS, _S, _US = 1_000_000, 1_000_000_000, 1_000
@@ -369,6 +371,7 @@ class _Log:
         stamp = f"when it {'ended' if stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
         unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
         unit += f" ({layout.doubt})" if layout.doubt else ""
+        several = 1 < len(self._servers) <= _MOST_SERVERS
         note = f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}{stamp_doubt}."
         return RequestTable(
             arrival_ns=arrival,
@@ -378,8 +381,8 @@ class _Log:
             features=features,
             route=self._joined("route") if len(self._routes) > 1 else None,
             routes=tuple(self._routes) if len(self._routes) > 1 else (),
-            server=self._joined("server") if len(self._servers) > 1 else None,
-            servers=tuple(self._servers) if len(self._servers) > 1 else (),
+            server=self._joined("server") if several else None,
+            servers=tuple(self._servers) if several else (),
             resolution_ns=resolution,
             facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": self._bad.count},
             notes=(*self._bad.notes(), note),

@@ -636,6 +636,12 @@ def test_the_server_that_a_proxy_chose(tmp_path: Path, line: str) -> None:
     assert chosen == ["10.0.2.1:80", "10.0.2.1:80", "10.0.2.2:80"]  # in order of arrival
 
 
+def test_addresses_of_clients_are_no_servers(tmp_path: Path) -> None:
+    line = '10.0.0.9 - - [22/Nov/2026:10:00:00 +0000] "GET /a HTTP/1.1" 200 87 "-" "agent" 310 0.220 10.1.1.1:{0}\n'
+    few, many = (table_of(tmp_path, "".join(map(line.format, range(1000, 1000 + n)))) for n in (500, 501))
+    assert len(few.servers) == 500 and many.server is None and many.servers == ()
+
+
 def test_the_server_that_traefik_chose(tmp_path: Path) -> None:
     line = '{{"StartUTC": "2026-11-22T10:00:0{0}.5Z", "Duration": 250000000, "ServiceAddr": "10.0.2.{0}:80"}}\n'
     table = table_of(tmp_path, "".join(line.format(k) for k in (1, 2)))
