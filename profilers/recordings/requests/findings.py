@@ -263,7 +263,7 @@ def _verdict(
         carried = f"; all include {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
         longer = "slow requests take hardly longer than typical ones"
         if mean_ms - p50_ms > _HARDLY_ABOVE * p50_ms:
-            longer = f"although the requests beyond take {milliseconds(mean_ms)} in the mean"
+            longer = f"although the requests beyond take {milliseconds(mean_ms)} on average"
         return "steady", f"{opening}: steady, {longer}{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, min(_NOISE_MS, _OF_FAST * p50_ms)):
         known = f" Of the known part, {describe_part(words[top.cause], top, excess_ms)}." if top else ""
