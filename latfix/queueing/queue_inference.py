@@ -107,17 +107,40 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)`` nanoseconds.
     :param resolution_ns: of both.
     """
-    if not (arrival[1:] >= arrival[:-1]).all():
-        order = np.argsort(arrival, kind="stable")
-        queue = infer_queue(arrival[order], latency[order], resolution_ns)
-        if queue is None:
-            return None
-        wait = np.empty_like(queue.wait_ns)
-        wait[order] = queue.wait_ns
-        return replace(queue, wait_ns=wait)
     n = min(len(arrival), _SAMPLE)
     if n < _LEAST_WAITED + _LEAST_FREE or resolution_ns > _FINE * float(np.median(latency[:n])):
         return None
+    end = arrival + latency
+    order = _in_order(arrival, end, resolution_ns)
+    came = np.minimum.accumulate(arrival[order][::-1])[::-1]  # ascending, by less than the resolution too early
+    queue = _infer_in_order(came, end[order] - came, resolution_ns, n)
+    if queue is None:
+        return None
+    wait = np.empty_like(queue.wait_ns)
+    wait[order] = came + queue.wait_ns - arrival[order]
+    return replace(queue, wait_ns=np.clip(wait, 0, latency))
+
+
+def _in_order(arrival: Ints, end: Ints, resolution_ns: int) -> Ints:
+    """The order of arrivals; of those closer than the resolution, that of their ends.
+
+    The difference of an end and a latency, one of them rounded, does not show which of close arrivals came first.
+    """
+    order = np.argsort(arrival, kind="stable")
+    swapped = True
+    while swapped:
+        swapped = False
+        for first in (0, 1):
+            pairs = order[first : first + (len(order) - first) // 2 * 2].reshape(-1, 2)  # a view
+            left, right = pairs.T
+            wrong = (end[left] > end[right]) & (arrival[right] - arrival[left] < resolution_ns)
+            pairs[wrong] = pairs[wrong][:, ::-1]
+            swapped = swapped or bool(wrong.any())
+    return order
+
+
+def _infer_in_order(arrival: Ints, latency: Ints, resolution_ns: int, n: int) -> Queue | None:
+    """:func:`infer_queue` of ascending arrivals, of which the first ``n`` are compared."""
     sample, took = arrival[:n], latency[:n]
     if (queue := _always_busy(arrival, latency, resolution_ns, n)) is not None:
         return queue

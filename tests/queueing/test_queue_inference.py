@@ -49,3 +49,19 @@ def test_equal_services_that_grow_slightly_with_the_number_in_flight_hide_no_wai
     end = served_from(at, service, 12) + service + np.where(crowded, int(0.4 * millisecond), 0)
     queue = infer_queue(at, end - at, 50_000)
     assert queue is not None and queue.servers == 12 and not queue.dependent
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("coarse", ["end", "latency"])
+def test_a_millisecond_does_not_hide_which_of_a_burst_came_first(coarse: str, servers: int) -> None:
+    """As an AWS load balancer (latencies in milliseconds) and pino (ends) write it: arrivals are the difference."""
+    rng, ms = np.random.default_rng(3), 1_000_000
+    bursts = [3e9 * k + rng.uniform(0, 60 * ms, 60) for k in range(1, 8)]
+    at = np.sort(np.concatenate([rng.uniform(0, 25e9, 600), *bursts])).astype(np.int64)
+    service = (20 * ms * rng.lognormal(0, 0.2, len(at))).astype(np.int64)
+    wait = served_from(at, service, servers) - at
+    end, latency = at + wait + service, wait + service
+    end, latency = (end // ms * ms, latency) if coarse == "end" else (end, latency // ms * ms)
+    queue = infer_queue(end - latency, latency, ms)
+    assert queue is not None and queue.servers == servers
+    assert float(queue.wait_ns.sum()) == pytest.approx(float(wait.sum()), rel=0.02)
