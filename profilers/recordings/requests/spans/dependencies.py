@@ -139,7 +139,11 @@ def _place_of(requests: _Requests) -> Ints:
     callee[spans.parent[remote[::-1]]] = spans.service[remote[::-1]]
     local = np.zeros(n, bool)
     local[spans.parent[np.setdiff1d(inside, remote, assume_unique=True)]] = True
-    on_path = (callee >= 0) & (spans.calls | ~local)
+    # Where clients' spans are not marked: an inner span around nothing but the callee's is one. The span in which a
+    # service answers is its own work.
+    inner = np.zeros(n, bool)
+    inner[np.setdiff1d(inside, remote, assume_unique=True)] = True
+    on_path = (callee >= 0) & (spans.calls | (inner & ~local))
     # A client span without the callee's span: its wait belongs to the callee, including the path.
     unseen = spans.calls & (callee < 0) & ~local
     service = np.where(unseen, spans.peer, spans.service)

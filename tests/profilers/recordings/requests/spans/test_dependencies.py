@@ -210,6 +210,16 @@ def test_the_wait_in_a_call_without_its_callee_is_not_the_callers_own() -> None:
     assert diagnosed(rows.table()).verdict == "service.a callee of api"
 
 
+def test_the_span_in_which_a_service_answers_is_no_call_of_the_only_other_service() -> None:
+    """As Datadog records a request and its query: the service of the latter is the database."""
+    rows = SpanRows()
+    for request in range(600):
+        begin, takes = 1_000 + 200 * request, 20 + request % 7 / 10 + (80 if 300 <= request < 400 else 0)
+        add(rows, request, "web.request", "", "api", begin, begin + takes)
+        add(rows, request, "db.query", "web.request", "db", begin + 3, begin + 5)
+    assert diagnosed(rows.table()).verdict == "service.api"
+
+
 def test_operations_of_different_lengths_do_not_hide_a_rare_slowdown() -> None:
     rng = np.random.default_rng(4)
     rows = SpanRows()
