@@ -40,7 +40,7 @@ from latfix.profilers.recordings.requests.text_source import (
 NAME = "an access log of nginx, Apache or Envoy"
 _OF_MILLISECONDS = "Tomcat or Jetty"
 _STATUSES = np.array([http_status(code) for code in range(600)], np.int8)
-_CLF = re.compile(r"\d{1,2}/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d$")
+_CLF = re.compile(r"\d{1,2}/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d(\.\d+)?$")
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _REQUEST = re.compile(r"[A-Z]+ \S+( (HTTP/)?[0-9.]+)?$")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?$")

@@ -65,25 +65,30 @@ EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 86
 Block = tuple[Mapping[str, Any], Sequence[int]]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
+#: Times since 1970: the first chunk, too, may have one of those.
+_INSTANTS = (*_MOMENTS, "first_at")
 _OTHERS = ("status", "cancelled", "route", "server", "id", "user")
 #: Usual names of columns, without their unit.
 _LATENCY = re.compile(
     r"(e2e_?|total_?|req(uest)?_?|resp(onse)?_?)?(latency|duration|elapsed|resp(onse)?_?time|req(uest)?_?time)", re.I
 )
 _ARRIVAL = re.compile(
-    r"(@?timestamp|ts|time|date(time)?|"
+    r"(@?time_?stamp|ts|time|date(time)?|asctime|"
     r"(arrival|arrived|start(ed)?|begin|request_start|received|submitted|created|enqueued)(_?(at|time|ts))?)(_UTC)?",
     re.I,
 )
 #: Moments of which a name does not say whether the request began or ended; a logger's are its end: it writes a line,
 #: with a level, when the latency is known.
-_WRITTEN = re.compile(r"@?timestamp|ts|time|date(time)?", re.I)
+_WRITTEN = re.compile(r"@?time_?stamp|ts|time|date(time)?|asctime", re.I)
+_LEVELS = {"trace", "debug", "info", "notice", "warn", "warning"}
 _LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
 _END = re.compile(r"(end(ed)?|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
-_FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
+_FIRST = re.compile(
+    r"ttft|time_to_first_(token|byte|chunk)|(completion_start|first_token)(_?(time|at|timestamp))?", re.I
+)
 #: Of a latency, too, if no column has a usual one.
-_WHOLE = re.compile(r"total(_?time)?|took|time_?taken|end_?to_?end(_?latency)?", re.I)
+_WHOLE = re.compile(r"total(_?time)?|took|time_?taken|process(ing)?_?time|end_?to_?end(_?latency)?", re.I)
 _STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
 _ID = re.compile(r"(x_)?((http_)?(request|req|correlation|trace)_?)?id", re.I)
@@ -135,6 +140,15 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"@timestamp", "@duration"}, {"latency_ms": "@duration", "end": "@timestamp", "id": "@requestId"}),
     ({"duration", "resultCode", "performanceBucket"},
      {"latency_ms": "duration", "status": "resultCode", "route": "name"}),
+    ({"EdgeStartTimestamp", "EdgeEndTimestamp"},
+     {"arrival": "EdgeStartTimestamp", "end": "EdgeEndTimestamp", "status": "EdgeResponseStatus",
+      "route": "ClientRequestURI", "size": "ClientRequestBytes"}),
+    *(({"properties.timeTaken", *of_version},
+       {f"latency_{unit}": "properties.timeTaken", "end": end, "status": "properties.httpStatus",
+        "route": "properties.requestUri", "size": "properties.receivedBytes", "server": "properties.serverRouted"})
+      for unit, end, of_version in (("s", "timeStamp", {"properties.serverRouted"}), ("ms", "time", set[str]()))),
+    ({"grpc.time_ms"}, {"latency_ms": "grpc.time_ms", "status": "grpc.code", "route": "grpc.method"}),
+    ({"latency", "latency_human"}, {"latency_ns": "latency", "end": "time", "route": "uri", "size": "bytes_in"}),
     ({"ts", "duration", "request.uri"},
      {"latency_s": "duration", "end": "ts", "status": "status", "route": "request.uri", "size": "bytes_read"}),
 )  # fmt: skip
@@ -164,6 +178,8 @@ _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 _LIST_WITHIN = re.compile(rb"\"\s*:\s*\[\s*\{\s*\"")
 #: Names of figures of many requests.
 _FIGURE = re.compile(r"(^|[._ ])(p\(?\d\d|mean|median|avg|average)", re.I)
+#: Part of most names of times.
+_TIME = re.compile(r"time|dur|lat|took|elapsed", re.I)
 PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
@@ -237,6 +253,8 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
         return _csv_blocks(path, tuple(first_values), wanted, bad, others)
 
     table = read_blocks(path, first_values, _parsed(mapping), blocks, bad)
+    if len(table) == 1 and any(map(_FIGURE.search, first_values)):
+        raise input_error(path, 1, "figures of many requests", _EXPECTED, PER_REQUEST)
     unanswered = (_UNANSWERED,) if "DNS+dialup" in first_values else ()
     table = replace(table, notes=(*table.notes, *others.notes(), *unanswered))
     named = {name: _COPY.sub("", name) for name in first_values}
@@ -422,8 +440,8 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
         others = (each for each in names if each not in used and pattern.fullmatch(bare(each)))
-        column = next((each for each in others if role != "latency" or not _is_date(columns[each])), None)
-        if column is not None and (pattern not in (_WHOLE, _QUEUE, _FIRST) or _unit(column) is not None):
+        column = next((each for each in others if _may_be(role, each, columns)), None)
+        if column is not None and (pattern not in (_WHOLE, _QUEUE, _FIRST) or _has_unit(column, columns)):
             if role == "arrival" and (used & set(_NGINX) or _is_logged(column, names)):
                 role = "end"  # nginx, too, writes a line when the request ends
             roles.append(Role(role, column, _unit(column), by_name=True))
@@ -431,8 +449,25 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             used.add(column)
     roles = [_as_written(role, columns) for role in roles]
     if not any(name in mapping for name in taken - {*_TIMES, *_MOMENTS, *_OTHERS}):
-        roles += [Role(_identifier(name), name) for name in names if name not in used and _WORK.search(bare(name))]
+        others = [name for name in names if name not in used and _identifier(name) not in taken]
+        roles += [Role(_identifier(name), name) for name in others if _WORK.search(bare(name))]
     return _checked(path, roles, names)
+
+
+def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
+    """False for a date as latency, one without a unit beside a begin and an end, and a logger's level as status."""
+    if role != "latency":
+        return role != "status" or str(columns[name]).lower() not in _LEVELS
+    if _has_unit(name, columns):
+        return not _is_date(columns[name])
+    names = [each for each in map(bare, columns) if not _WRITTEN.fullmatch(each)]
+    return not all(any(map(pattern.fullmatch, names)) for pattern in (_ARRIVAL, _END))
+
+
+def _has_unit(name: str, columns: Mapping[str, Any]) -> bool:
+    """True if a time needs no unit: its column has one, or the value is written with one or as a date."""
+    value = columns[name]
+    return _unit(name) is not None or _is_date(value) or (isinstance(value, str) and math.isfinite(_span_ns(value)))
 
 
 def _is_date(value: Any) -> bool:
@@ -452,7 +487,12 @@ def _is_logged(column: str, names: Sequence[str]) -> bool:
 
 
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
-    """The role with nanoseconds as unit if it has none and its values are written with units; else unmodified."""
+    """The role with nanoseconds as unit if it has none and its values are written with units; else unmodified.
+
+    A first chunk with a date is a moment.
+    """
+    if role.name == "first" and isinstance(role.source, str) and _is_date(columns[role.source]):
+        return replace(role, name="first_at")
     if role.unit_ns is not None or role.name not in _TIMES:
         return role
     values = [value for name in role.columns if (value := columns.get(name)) not in (None, "")]
@@ -462,7 +502,7 @@ def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
 
 def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     by_name = {role.name: role for role in roles}
-    there = ", ".join(names[:12])
+    there = ", ".join(sorted(names, key=lambda name: _TIME.search(name) is None)[:12])
     figures = [name for name in names if _FIGURE.search(name)]
     summary = f"these are figures of many requests: {PER_REQUEST}"
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
@@ -664,12 +704,12 @@ def _values(role: Role, block: Mapping[str, Any]) -> Any:
         few: Collection[str] = () if role.name in ("id", "user") else set(texts)
         alike = {word: route_of(word) if role.name == "route" else word for word in few}
         return np.array([alike.get(word, word) for word in texts], dtype=object)
-    if role.name in _MOMENTS and isinstance(role.source, str) and not len(_few_numbers(role, block)):
+    if role.name in _INSTANTS and isinstance(role.source, str) and not len(_few_numbers(role, block)):
         return instants_ns(block[role.columns[0]])
     numbers = _numbers_of(role, block)
     units = _units(role, numbers)
     scaled = _scaled(role, numbers, units)
-    if role.name not in _MOMENTS or not isinstance(role.source, str) or numbers.dtype == np.int64:
+    if role.name not in _INSTANTS or not isinstance(role.source, str) or numbers.dtype == np.int64:
         return scaled
     unit = role.unit_ns or UNITS_NS["s"]
     exact = decimals_ns(block[role.source], unit)
@@ -698,7 +738,7 @@ def _few_numbers(role: Role, block: Mapping[str, Any]) -> Any:
 
 def _with_unit(role: Role, block: Mapping[str, Any]) -> Role:
     """The role with the unit of times that are numbers: the same in all blocks, and not that of a wrong one."""
-    if role.name not in _MOMENTS or role.unit_ns is not None or not len(few := _few_numbers(role, block)):
+    if role.name not in _INSTANTS or role.unit_ns is not None or not len(few := _few_numbers(role, block)):
         return role
     typical = float(np.median(few))
     unit = int(epoch_units(typical))
@@ -707,9 +747,9 @@ def _with_unit(role: Role, block: Mapping[str, Any]) -> Role:
 
 def _scaled(role: Role, numbers: Any, unit: Any) -> Any:
     """Times in whole nanoseconds, :data:`UNKNOWN` if invalid; features, NaN if they are no finite number."""
-    if role.unit_ns is None and role.name not in _MOMENTS:
+    if role.unit_ns is None and role.name not in _INSTANTS:
         return np.where(np.isfinite(numbers), numbers, np.nan)
-    most = LATEST_NS if role.name in _MOMENTS else LONGEST_NS
+    most = LATEST_NS if role.name in _INSTANTS else LONGEST_NS
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(numbers) | (numbers < 0) | (numbers > most // unit)
     amount = np.where(bad, 0, numbers)
@@ -784,10 +824,13 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         arrival = moments if "arrival" in columns else moments - np.maximum(latency, 0)
     parts = {name.removeprefix("part."): column for name, column in columns.items()
              if name.startswith("part.") or name in ("queue", "dispatch")}  # fmt: skip
-    plain = (*_TIMES, *_MOMENTS, *_OTHERS)
+    plain = (*_TIMES, *_INSTANTS, *_OTHERS)
     features = {
         name: column for name, column in columns.items() if name not in plain and not name.startswith("part.")
     }
+    first = columns.get("first")
+    if "first_at" in columns:
+        first = np.where(columns["first_at"] >= arrival, columns["first_at"] - arrival, UNKNOWN)
     status = statuses_of(columns["status"]) if "status" in columns else np.zeros(len(latency), np.int8)
     if "cancelled" in columns:
         status[[word.strip().lower() not in NOTHING for word in columns["cancelled"]]] = CANCELLED
@@ -796,7 +839,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         latency_ns=latency,
         status=status,
         parts=parts,
-        first_ns=columns.get("first"),
+        first_ns=first,
         features=features,
         **routes_of(list(columns.get("route", ()))),
         **routes_of(list(columns.get("server", ())), "server"),

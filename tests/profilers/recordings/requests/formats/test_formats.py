@@ -542,6 +542,12 @@ def test_apache_followed_by_microseconds(tmp_path: Path) -> None:
     assert table.arrival_ns.tolist() == [0, S, 2 * S]
 
 
+def test_apache_with_a_fraction_of_the_second(tmp_path: Path) -> None:
+    """``%{%d/%b/%Y:%T}t.%{usec_frac}t %{%z}t``"""
+    lines = (NGINX.format(k, 200, 2500).replace(" +", f".{250 * k:03}000 +", 1) for k in range(3))
+    assert table_of(tmp_path, "".join(lines)).arrival_ns.tolist() == [0, S + 250 * MS, 2 * S + 500 * MS]
+
+
 @pytest.mark.parametrize(
     ("behind", "first_ns", "words"),
     [

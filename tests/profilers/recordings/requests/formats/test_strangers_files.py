@@ -159,6 +159,20 @@ OTHER_WRITERS = {
                                 "res": {"statusCode": 200 + 300 * k}, "responseTime": 250}) + "\n" for k in range(2)),
     "insights": "timestamp [UTC],name,success,resultCode,duration,performanceBucket\n" + "".join(
         f'"1/2/2026, 3:04:05.{1 + 5 * k}00 PM",GET /a,True,{200 + 300 * k},250,<1s\n' for k in range(2)),
+    "python": "".join(json.dumps({"asctime": f"2026-01-02 03:04:05,{2 + 5 * k}00", "levelname": "INFO",
+                                  "status": 200 + 300 * k, "duration_ms": 250}) + "\n" for k in range(2)),
+    "cloudflare": "".join(json.dumps({"EdgeStartTimestamp": 1763800000100000000 + S * k // 2,
+                                      "EdgeEndTimestamp": 1763800000350000000 + S * k // 2,
+                                      "EdgeResponseStatus": 200 + 300 * k}) + "\n"
+                          for k in range(2)),
+    "azure": "".join(json.dumps({"time": f"2026-01-02T03:04:05.{2 + 5 * k}00Z", "properties": {
+        "timeTaken": 250, "httpStatus": 200 + 300 * k, "clientIP": "1.2.3.4"}}) + "\n" for k in range(2)),
+    "azure, version 2": "".join(json.dumps({"timeStamp": f"2026-01-02T03:04:05.{2 + 5 * k}00+00:00", "properties": {
+        "timeTaken": 0.25, "httpStatus": 200 + 300 * k, "serverRouted": "1.2.3.4:80"}}) + "\n" for k in range(2)),
+    "grpc": "".join(json.dumps({"level": "info", "ts": 1763800000.5 + k * 0.5, "grpc.time_ms": 250.0,
+                                "grpc.code": ("OK", "Internal")[k]}) + "\n" for k in range(2)),
+    "echo": "".join(json.dumps({"time": f"2026-01-02T03:04:05.{3 + 5 * k}00000000Z", "status": 200 + 300 * k,
+                                "latency": 250_000_000, "latency_human": "250ms"}) + "\n" for k in range(2)),
     "go": json.dumps([{"time": f"2026-01-02 03:04:05,{1 + 5 * k}00", "latency": "250ms", "status": 200 + 300 * k}
                       for k in range(2)]),
 }  # fmt: skip
@@ -171,6 +185,34 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
     assert any("no rows of requests without an answer" in note for note in table.notes) == (writer in ("hey", "oha"))
+
+
+def test_a_feature_is_read_from_one_column(tmp_path: Path) -> None:
+    """Caddy's ``size`` is that of the answer."""
+    line = {"ts": 1763800000.5, "duration": 0.25, "status": 200, "request": {"uri": "/a"}, "bytes_read": 7, "size": 9}
+    assert table_of(tmp_path, json.dumps(line)).features["size"].tolist() == [7]
+
+
+def test_a_begin_and_an_end_need_no_unit_and_the_first_chunk_may_be_a_date(tmp_path: Path) -> None:
+    """As Langfuse and LiteLLM export them."""
+    whole = {"startTime": "2026-01-02T03:04:05.000Z", "endTime": "2026-01-02T03:04:06.500Z", "latency": 1.5}
+    starts = ("2026-01-02T03:04:05.250Z", None)
+    table = table_of(tmp_path, json.dumps([{**whole, "completionStartTime": start} for start in starts]))
+    assert table.latency_ns.tolist() == [1500 * MS] * 2
+    assert table.first_ns is not None and table.first_ns.tolist() == [250 * MS, -1]
+
+
+def test_the_level_of_a_logger_is_no_status(tmp_path: Path) -> None:
+    lines = [{"status": "info", "duration_ms": 250, "http": {"status_code": 200 + 300 * k}} for k in range(2)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    assert table_of(tmp_path, text).status.tolist() == [Status.OK, Status.ERROR]
+
+
+def test_figures_of_many_requests_are_no_request(tmp_path: Path) -> None:
+    """As bombardier writes them, with the duration of the test."""
+    figures = {"result": {"timeTakenSeconds": 10, "latency": {"mean": 1234, "percentiles": {"99": 4000}}}}
+    with pytest.raises(InputError, match=r"figures of many requests.*one row per request"):
+        table_of(tmp_path, json.dumps(figures))
 
 
 def test_transactions_of_jmeter_are_no_further_requests(tmp_path: Path) -> None:
