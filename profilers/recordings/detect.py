@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import OF_A_KIND, Reader, ReadOptions, Recorded, recorded_at
-from latfix.profilers.recordings.requests.formats.mapped_log import PER_REQUEST
 from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
-from latfix.profilers.recordings.requests.readers import TEXT_LOG
+from latfix.profilers.recordings.requests.readers import TEXT_LOG, advice_on
 from latfix.profilers.services.server_advice import with_advice
 from latfix.results.diagnosis import Diagnosis
 
@@ -32,29 +30,6 @@ READERS: tuple[Reader, ...] = (
 
 #: Readers that take a folder of several such files.
 _BY_FILE = (KINETO, engine_steps.READER)
-
-_SERVER_SIDE = "record requests: spans (OpenTelemetry), a proxy's access log, or latfix.record"
-#: Files that users often pass but cannot be read, by their first bytes: what they are, and what to do.
-_ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, re.M), text) for pattern, text in (
-    (rb"\AQDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
-    (rb"\APK\x03\x04", "a zip archive; unpack it"),
-    (rb"\A[\x00-\xff]{1,3}\xff\x81\x03\x01\x01\x06Result\x01",
-     "results of vegeta in Go's own encoding; vegeta encode --to json FILE gives what can be read"),
-    (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
-    (rb"\ARunning \S+ test @ |^Summary:\s+(Total|Success rate):|^Requests +\[total|^This is ApacheBench|^Bombarding ",
-     f"a summary of a load test, without single requests; {PER_REQUEST}"),
-    (rb"^slot +print_timing|prompt eval time = ", "llama.cpp's log, in which no line has a time and a latency; "
-     "--pattern 'total time = +(?P<latency_ms>[0-9.]+) ms' reads latencies alone; " + _SERVER_SIDE),
-    (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
-     f"statistics of Locust, without single requests; {PER_REQUEST}"),
-    (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
-    (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
-    (rb'\A\s*\{(?s:.*)"(p\(?\d\d\)?|mean|median|avg|average)"', f"figures of many requests; {PER_REQUEST}"),
-    (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
-     f"long each request took; {_SERVER_SIDE}"),
-    (rb'"[A-Z]+ \S+ HTTP/[0-9.]+" [1-5][0-9]{2}\b',
-     f"requests without how long each took; have the server log it, or {_SERVER_SIDE}"),
-))  # fmt: skip
 
 
 def detect(recorded: Recorded) -> Reader | None:
@@ -131,7 +106,7 @@ def _unknown(recorded: Recorded) -> InputError:
         )
     if recorded.path.is_file() and (model := misnamed(recorded.path)):
         return InputError(f"{recorded.path}: found {model}")
-    if advice := next((text for pattern, text in _ADVICE if pattern.search(recorded.head)), ""):
+    if advice := advice_on(recorded.head):
         return InputError(f"{recorded.path}: found {advice}")
     return InputError(
         f"{recorded.path}: found {result}; expected a workload, a model file or a recording (torch.profiler's trace, "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -180,15 +182,13 @@ def import_command(
     write_traffic(traffic, target)
     typer.echo(f"read {counted(len(table), 'request')} from {source} ({table.facts.get('format', 'requests')})")
     for note in table.notes:
-        typer.echo(f"  {note}")
+        _say(f"  {note}")
     if table.resolution_ns >= 10**9:
-        typer.echo("  Times are known to the second only: bursts and gaps within seconds are not the callers'.")
+        _say("  Times are known to the second only: bursts and gaps within seconds are not the callers'.")
     summary = recorded_summary_ms(traffic.features[RECORDED])
     if summary:
-        typer.echo(
-            "recorded latency: " + ", ".join(f"{name} {milliseconds(value)}" for name, value in summary.items())
-        )
-    typer.echo(f"features: {', '.join(traffic.features)}; no payloads: prepare must build inputs from the features")
+        _say("recorded latency: " + ", ".join(f"{name} {milliseconds(value)}" for name, value in summary.items()))
+    _say(f"features: {', '.join(traffic.features)}; no payloads: prepare must build inputs from the features")
     typer.echo(_written_line(traffic, target))
 
 
@@ -238,6 +238,12 @@ def synthesize_command(
     parameters = ", ".join(f"{name} {value}" for name, value in synthesis.parameters().items())
     typer.echo(f"synthesized {parameters}")
     typer.echo(_written_line(traffic, target))
+
+
+def _say(line: str) -> None:
+    """Print a line, folded to the width of the terminal (80 columns if there is none)."""
+    width = shutil.get_terminal_size().columns
+    typer.echo(textwrap.fill(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
 
 class ReadingLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ def _format_of(table: RawTable, path: Path) -> PublishedFormat | None:
         table.problems.raise_first()
     names = ", ".join(shown(name, 40) for name in list(columns)[:12]) + (", …" if len(columns) > 12 else "")
     line = 1 if table.container == "csv" else None
-    raise input_error(path, line, f"the columns {names or '(none)'}", _known_formats())
+    todo = f"make traffic of a log of requests: latfix traffic import {shlex.quote(str(path))}"
+    raise input_error(path, line, f"the columns {names or '(none)'}", _known_formats(), todo)
 
 
 def _read_fields(table: RawTable, known: PublishedFormat | None, kinds: Mapping[str, str]) -> Fields:

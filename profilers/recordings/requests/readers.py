@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,6 +37,31 @@ from latfix.profilers.recordings.requests.spans.span_table import SpanTable, roo
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.censored import Outcomes
+
+_SERVER_SIDE = "record requests: spans (OpenTelemetry), a proxy's access log, or latfix.record"
+#: Files that users often pass but cannot be read, by their first bytes: what they are, and what to do.
+_ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, re.M), text) for pattern, text in (
+    (rb"\AQDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
+    (rb"\APK\x03\x04", "a zip archive; unpack it"),
+    (rb"\A[\x00-\xff]{1,3}\xff\x81\x03\x01\x01\x06Result\x01",
+     "results of vegeta in Go's own encoding; vegeta encode --to json FILE gives what can be read"),
+    (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
+    (rb"\ARunning \S+ test @ |^Summary:\s+(Total|Success rate):|^Requests +\[total|^This is ApacheBench|^Bombarding ",
+     f"a summary of a load test, without single requests; {mapped_log.PER_REQUEST}"),
+    (rb"^slot +print_timing|prompt eval time = ", "llama.cpp's log, in which no line has a time and a latency; "
+     "--pattern 'total time = +(?P<latency_ms>[0-9.]+) ms' reads latencies alone; " + _SERVER_SIDE),
+    (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
+     f"statistics of Locust, without single requests; {mapped_log.PER_REQUEST}"),
+    (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
+    (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
+    (rb'\A\s*\{(?s:.*)"(p\(?\d\d\)?|mean|median|avg|average)"',
+     f"figures of many requests; {mapped_log.PER_REQUEST}"),
+    (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
+     f"long each request took; {_SERVER_SIDE}"),
+    (rb'"[A-Z]+ \S+ HTTP/[0-9.]+" [1-5][0-9]{2}\b',
+     f"requests without how long each took; have the server log it, or {_SERVER_SIDE}"),
+    (rb'\A[^{\n]{1,200}\{"[^\n]*\}\r?$', "lines of JSON behind something else; cut that off: sed 's/^[^{]*//' FILE"),
+))  # fmt: skip
 
 #: Share of requests that did not end ok from which a note says so.
 _MANY_LOST = 0.01
@@ -133,7 +159,15 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     for name, (knows, read) in _LOGS.items():
         if name == text_log.NAME if options.pattern else knows(head):
             return read(path, options)
-    raise input_error(path, None, "no log of requests", "; ".join(_LOGS))
+    if advice := advice_on(head):
+        raise InputError(f"{path}: found {advice}")
+    expected = "an access log, CSV or JSON Lines of requests, or results of a load generator"
+    raise input_error(path, None, "no log of requests", expected, "--pattern REGEX reads any with a request per line")
+
+
+def advice_on(head: bytes) -> str:
+    """What a file is that users often pass but that cannot be read, and what to do; empty for others."""
+    return next((text for pattern, text in _ADVICE if pattern.search(head)), "")
 
 
 def _unmapped(name: str, read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:

@@ -509,6 +509,8 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
         todo = summary if figures else "name the latency: --map latency_ms=COLUMN"
         if {"log", "stream"} <= set(names):
             todo = "Docker has wrapped the lines of a log: unwrap them with jq -j .log FILE"
+        if {"__REALTIME_TIMESTAMP", "MESSAGE"} <= set(names):
+            todo = "journald has wrapped the lines of a log: unwrap them with jq -r .MESSAGE FILE"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
     for name in _TIMES:
         if name in by_name and by_name[name].unit_ns is None:

@@ -64,7 +64,10 @@ def test_an_access_log_is_known_by_its_content(tmp_path: Path, monkeypatch: pyte
         for k in range(40)
     ]
     Path("access.log").write_text("\n".join(lines) + "\n")
-    assert "known to the second only" in run("import", "access.log")
+    output = run("import", "access.log")
+    assert "known to the second only" in output and max(map(len, output.splitlines())) <= 80
+    with pytest.raises(InputError, match=r"latfix traffic import access\.log"):
+        run("inspect", "access.log")
     traffic = read_traffic(Path("access.log.traffic.jsonl"))
     assert len(traffic) == 40 and recorded_summary_ms(traffic.features[RECORDED])["p50"] == pytest.approx(29.5)
     with pytest.raises(InputError, match="whose fields are known"):
@@ -83,6 +86,13 @@ def test_refused(log: Path, tmp_path: Path, options: tuple[str, ...], message: s
     with pytest.raises(InputError, match=message):
         run("import", log, tmp_path / "out.jsonl", *options)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_what_a_file_without_requests_is_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("INFO 03-10 09:00:00 [loggers.py:118] Avg prompt throughput: 5.1 tokens/s\n")
+    with pytest.raises(InputError, match="an inference server's log of its steps"):
+        run("import", path, tmp_path / "out.jsonl")
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
