@@ -1,4 +1,4 @@
-"""Classifies calls of the CUDA or HIP runtime, kernels and host code by their names."""
+"""Classifies calls of the CUDA, HIP or SYCL runtime, kernels and host code by their names."""
 
 from __future__ import annotations
 
@@ -41,24 +41,29 @@ class Device(IntEnum):
 
 #: Kinds by pattern of the name without the vendor's prefix; the first match counts.
 _CALLS: tuple[tuple[Host, re.Pattern[str]], ...] = (
-    (Host.GRAPH_LAUNCH, re.compile(r"GraphLaunch")),
+    (Host.GRAPH_LAUNCH, re.compile(r"GraphLaunch|^urEnqueueCommandBufferExp$")),
     (Host.FIRST_USE, re.compile(r"GraphInstantiate|GraphExecUpdate|StreamBeginCapture|StreamEndCapture")),
     (
         Host.LAUNCH,
         re.compile(
             r"LaunchKernel|LaunchCooperative|LaunchHostFunc|ModuleLaunch|ExtModuleLaunch|HccModuleLaunch|ExtLaunch"
-            r"|LaunchByPtr|Launch$|Memset"
+            r"|LaunchByPtr|Launch$|Memset|USMFill"
         ),
     ),
-    (Host.COPY, re.compile(r"Memcpy")),
+    (Host.COPY, re.compile(r"Memcpy|AppendMemoryCopy")),
     (
         Host.ALLOC,
         re.compile(
-            r"Malloc|FreeHost|FreeAsync|FreeArray|Free$|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister"
+            r"USM\w+Alloc|Malloc|FreeHost|FreeAsync|FreeArray|Free$|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister"
             r"|Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree|PoolTrim|HostAlloc)"
         ),
     ),
-    (Host.SYNC, re.compile(r"(?:Device|Stream|Event|Ctx|Context)Synchronize")),
+    (
+        Host.SYNC,
+        re.compile(
+            r"(?:Device|Stream|Event|Ctx|Context|Host|Queue)Synchronize|^(?:ur|pi)(?:QueueFinish|Events?Wait)$"
+        ),
+    ),
     (
         Host.FIRST_USE,
         re.compile(

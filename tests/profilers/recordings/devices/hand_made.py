@@ -27,6 +27,15 @@ NAMES = {
         "free": "hipFree",
         "pinned": "hipHostMalloc",
     },
+    "sycl": {
+        "launch": "urEnqueueKernelLaunch",
+        "graph": "urEnqueueCommandBufferExp",
+        "sync": "urQueueFinish",
+        "copy": "urEnqueueUSMMemcpy",
+        "malloc": "urUSMDeviceAlloc",
+        "free": "urUSMFree",
+        "pinned": "urUSMHostAlloc",
+    },
 }
 #: Beyond a float's precision of nanoseconds.
 BEGIN_US = 1_763_001_580_255_100

@@ -14,7 +14,7 @@ from latfix.profilers.recordings.devices.step_ledger import QUEUE_FULL, Ledgers,
 from latfix.profilers.recordings.devices.steps import find_steps
 from tests.profilers.recordings.devices.hand_made import HandMade
 
-VENDORS = pytest.mark.parametrize("vendor", ["cuda", "hip"])
+VENDORS = pytest.mark.parametrize("vendor", ["cuda", "hip", "sycl"])
 
 
 def ledger(made: HandMade, tmp_path: Path) -> StepLedger:
