@@ -54,7 +54,7 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
      f"statistics of Locust, without single requests; {mapped_log.PER_REQUEST}"),
     (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
     (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
-    (rb'\A\s*\{(?s:.*)"(p\(?\d\d\)?|mean|median|avg|average)"',
+    (rb'\A\s*\{(?s:.*)"\w*(p\(?\d\d\)?|mean|median|avg|average)\w*"\s*:',
      f"figures of many requests; {mapped_log.PER_REQUEST}"),
     (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
      f"long each request took; {_SERVER_SIDE}"),

@@ -76,6 +76,10 @@ def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
         (b"slot print_timing: id  0 | task 1 | \n", "llama.cpp's log, in which no line has a time and a latency"),
         (b"Type,Name,Request Count,Failure Count\n", "statistics of Locust"),
         (b'{\n "summary": {\n  "average": 0.1}}', "figures of many requests; give a result with one row per request"),
+        (
+            b'{\n "name": "All Requests",\n "meanResponseTime": {"total": 20}}',
+            "figures of many requests; give a result",
+        ),
         (b'<?xml version="1.0"?>\n<testResults version="1.2">', "have it write CSV"),
         (b"PAR1\x15\x04", "a Parquet file; write it as CSV"),
         (b"INFO 03-10 09:00:00 [loggers.py:118] Avg prompt throughput: 5.1 tokens/s\n", "without how long each"),

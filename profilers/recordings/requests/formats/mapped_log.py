@@ -101,8 +101,9 @@ _USER = re.compile(r"(user|session|client|vu|customer)(_?(id|name))?", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter, ghz,
-#: vegeta, hey, oha, ApacheBench; Heroku, lograge; the access logs in JSON of Envoy (Istio), Traefik, Caddy and Kong;
-#: Elastic's schema; Serilog, pino, AWS Lambda's reports in CloudWatch, Application Insights.
+#: vegeta, hey, oha, ApacheBench; Heroku, lograge; access logs in JSON of Envoy (Istio), Traefik, Caddy, Kong, Echo,
+#: Cloudflare, Azure's Application Gateway and gRPC in Go; Elastic's schema; Serilog, pino, AWS Lambda's reports in
+#: CloudWatch, Application Insights; Ollama's answers.
 _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label",
@@ -147,6 +148,9 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
        {f"latency_{unit}": "properties.timeTaken", "end": end, "status": "properties.httpStatus",
         "route": "properties.requestUri", "size": "properties.receivedBytes", "server": "properties.serverRouted"})
       for unit, end, of_version in (("s", "timeStamp", {"properties.serverRouted"}), ("ms", "time", set[str]()))),
+    ({"total_duration", "eval_duration", "created_at"},
+     {"latency_ns": "total_duration", "end": "created_at", "load_ns": "load_duration", "size": "prompt_eval_count",
+      "output_tokens": "eval_count"}),
     ({"grpc.time_ms"}, {"latency_ms": "grpc.time_ms", "status": "grpc.code", "route": "grpc.method"}),
     ({"latency", "latency_human"}, {"latency_ns": "latency", "end": "time", "route": "uri", "size": "bytes_in"}),
     ({"ts", "duration", "request.uri"},
@@ -439,7 +443,9 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
                           ("user", _USER), ("server", _SERVER)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
-        others = (each for each in names if each not in used and pattern.fullmatch(bare(each)))
+        others = [each for each in names if each not in used and pattern.fullmatch(bare(each))]
+        if "latency" not in taken:  # which a begin and an end give, but not the time of a line
+            others = sorted(others, key=lambda name: _WRITTEN.fullmatch(bare(name)) is not None)
         column = next((each for each in others if _may_be(role, each, columns)), None)
         if column is not None and (pattern not in (_WHOLE, _QUEUE, _FIRST) or _has_unit(column, columns)):
             if role == "arrival" and (used & set(_NGINX) or _is_logged(column, names)):

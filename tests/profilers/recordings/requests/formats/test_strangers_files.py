@@ -171,6 +171,9 @@ OTHER_WRITERS = {
         "timeTaken": 0.25, "httpStatus": 200 + 300 * k, "serverRouted": "1.2.3.4:80"}}) + "\n" for k in range(2)),
     "grpc": "".join(json.dumps({"level": "info", "ts": 1763800000.5 + k * 0.5, "grpc.time_ms": 250.0,
                                 "grpc.code": ("OK", "Internal")[k]}) + "\n" for k in range(2)),
+    "litellm": "".join(json.dumps({"level": "INFO", "timestamp": f"2026-01-02T03:05:0{k}Z", "response_time": 0.3,
+                                   "status": ("success", "failure")[k], "startTime": 1763800000 + k / 2,
+                                   "endTime": 1763800000.25 + k / 2}) + "\n" for k in range(2)),
     "echo": "".join(json.dumps({"time": f"2026-01-02T03:04:05.{3 + 5 * k}00000000Z", "status": 200 + 300 * k,
                                 "latency": 250_000_000, "latency_human": "250ms"}) + "\n" for k in range(2)),
     "go": json.dumps([{"time": f"2026-01-02 03:04:05,{1 + 5 * k}00", "latency": "250ms", "status": 200 + 300 * k}
@@ -185,6 +188,15 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
     assert any("no rows of requests without an answer" in note for note in table.notes) == (writer in ("hey", "oha"))
+
+
+def test_answers_of_ollama(tmp_path: Path) -> None:
+    """All durations are nanoseconds, and the last part of an answer was created at its end."""
+    answer = {"created_at": "2026-01-02T03:04:05.5Z", "done": True, "eval_count": 25, "prompt_eval_count": 9}
+    durations = {"total_duration": 250_000_000, "load_duration": 10_000_000, "eval_duration": 200_000_000}
+    table = table_of(tmp_path, json.dumps(answer | durations))
+    assert table.latency_ns.tolist() == [250 * MS] and table.parts["load"].tolist() == [10 * MS]
+    assert table.features["output_tokens"].tolist() == [25]
 
 
 def test_a_feature_is_read_from_one_column(tmp_path: Path) -> None:
