@@ -31,6 +31,7 @@ from latfix.profilers.recordings.requests.remainder import remainder_words
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
+from latfix.profilers.recordings.requests.shared_steps import shared_steps
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS, resolution_ns
 from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
@@ -85,6 +86,7 @@ STALL = KnownCause(
     happened="all requests in service standing still at one moment",
     behind="requests that stood still together",
 )
+SHARING = CATALOGUE["batching.size"]
 LATE = KnownCause(
     "client.late",
     "measured",
@@ -214,6 +216,14 @@ class _Ledger:
                     f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (usually "
                     f"{from_ns(stalls.usual_ns)} from chunk to chunk), {ending}"
                 )
+        shared = None if first is None else shared_steps(gaps, first, ended, stalls.usual_ns)
+        if shared is not None:
+            self.stalled[SHARING.id] = shared.lost_ns[self.ok]
+            self.base = self.base - self.stalled[SHARING.id]
+            self.evidence[SHARING.id] = (
+                f"each further open stream adds {from_ns(shared.each_ns)} to the {from_ns(stalls.usual_ns)} from "
+                f"chunk to chunk; {counted(shared.usual, 'stream')} are usually open."
+            )
 
     def find_queue(self) -> None:
         """The wait for service: measured, inferred from arrivals and ends, or both if more is behind the measured."""
@@ -499,12 +509,12 @@ class _Ledger:
     def _known(self) -> tuple[KnownCause, ...]:
         known: list[KnownCause] = []
         if self.batches is not None:
-            known += [replace(CATALOGUE["batching.window"], evidence_class="modelled"), CATALOGUE["batching.size"]]
+            known += [replace(CATALOGUE["batching.window"], evidence_class="modelled"), SHARING]
         if self.wait is not None:
             known += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
         if self.by_input:
             known.append(CATALOGUE["input.size"])
-        known += [cause for cause in (PREFILL, STALL) if cause.id in self.stalled]
+        known += [cause for cause in (PREFILL, STALL, SHARING) if cause.id in self.stalled]
         known += [LATE if name == "dispatch" else _dependency(name) for name in self.parts]
         if self.drift is not None:
             known.append(CATALOGUE["drift.unknown"])
@@ -517,14 +527,15 @@ class _Ledger:
             result["input.size"] = np.rint(self.expected[part] - self.typical).astype(np.int64)
         if self.batches is not None and self.sharing is not None:
             result["batching.window"] = self.batches.window[part]
-            result["batching.size"] = self.sharing[part]
+            result[SHARING.id] = self.sharing[part]
         for cause, lost in self.stalled.items():
             result[cause] = lost[part]
         for name, values in self.parts.items():
             result[_part_id(name)] = values[part] - self.median_of[name]
         if self.drift is not None:
             result["drift.unknown"] = np.rint(self.drift.at(self.arrival[part])).astype(np.int64)
-        known = sum(result.get(cause, 0) for cause in ("input.size", "batching.size", "drift.unknown"))
+        within = {"input.size", SHARING.id, "drift.unknown"} - set(self.stalled)  # the base is without these
+        known = sum(result.get(cause, 0) for cause in within)
         result[UNEXPLAINED] = self.base[part] - self.base_level - known
         return result
 
