@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
@@ -274,9 +275,9 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     rounded = resolution_ns / float(np.median(typical))
     if float(np.quantile((wait / typical)[waited], 0.9)) < 1:
         rounded = 0.0  # without a queue, waits shorter than a service may look like one
-    apart = [_apart(service[few], service[waited], rounded)]
+    apart = [quantiles_apart(service[few], service[waited], rounded)]
     if np.count_nonzero(shared := ~waited & ~few) >= _LEAST_FREE:
-        apart.append(_apart(service[few], service[shared], rounded))
+        apart.append(quantiles_apart(service[few], service[shared], rounded))
     factor, excess = max(factor for factor, _ in apart), max(excess for _, excess in apart)
     if np.mean(~waited) < _RARELY_FREE:
         excess += math.log(_ALIKE / _FASTER)
@@ -412,8 +413,11 @@ def _overtaken(end: Ints, tolerance_ns: int) -> Ints:
     return np.array(result, np.int64)
 
 
-def _apart(one: Floats, other: Floats, rounded: float) -> tuple[float, float]:
-    """The mean distance of the logarithms of quantiles, and its excess over the limit, chance and rounding."""
+def quantiles_apart(one: Floats, other: Floats, rounded: float, *, limit: float = _ALIKE) -> tuple[float, float]:
+    """The mean distance of the logarithms of quantiles, and its excess over the limit, chance and rounding.
+
+    :param limit: a factor; at most :data:`_FASTER` if the second are smaller.
+    """
     one, other = (values[:: max(len(values) // _COMPARED, 1)] for values in (one, other))
 
     def distances(first: Floats, second: Floats, tolerance: float) -> Floats:
@@ -426,8 +430,8 @@ def _apart(one: Floats, other: Floats, rounded: float) -> tuple[float, float]:
     shuffled = [np.split(rng.permutation(together), [len(one)]) for _ in range(_SHUFFLES)]
     chance = float(np.mean([np.abs(distances(first, second, 0.0)) for first, second in shuffled]))
     found, beyond = distances(one, other, 0.0), distances(one, other, rounded)
-    limit = math.log(_FASTER if beyond.mean() < 0 else _ALIKE)
-    return float(np.abs(found).mean()), float(np.abs(beyond).mean()) - chance - limit
+    most = math.log(min(limit, _FASTER) if beyond.mean() < 0 else limit)
+    return float(np.abs(found).mean()), float(np.abs(beyond).mean()) - chance - most
 
 
 def _trend(latency: Ints, met: Ints, free: Bools) -> Floats:
@@ -491,9 +495,10 @@ def waits_at_reference(arrival: Ints, service_ns: float, servers: int, backlog_n
     return wait
 
 
-def chance_wait_ns(n: int, span_ns: float, service_ns: float, servers: int, tail: float, seed: int) -> Floats:
+def chance_wait_ns(n: int, span_ns: float, waits: Callable[[Ints], Ints], tail: float, seed: int) -> float:
     """The tail's mean wait with independent arrivals at the same rate, from chance alone: 39 of 40 runs stay below.
 
+    :param waits: the wait of each request at its reference, from arrivals.
     :param tail: share of requests in the tail.
     """
     runs, many = 40, int(min(n, 4_000))
@@ -502,6 +507,6 @@ def chance_wait_ns(n: int, span_ns: float, service_ns: float, servers: int, tail
     means = np.zeros(runs)
     for run in range(runs):
         arrival = np.minimum(np.cumsum(rng.exponential(gap, many)), 2.0**62).astype(np.int64)
-        wait = np.sort(waits_at_reference(arrival, service_ns, servers))
+        wait = np.sort(waits(arrival))
         means[run] = wait[int(many * (1 - tail)) :].mean() if many else 0.0
-    return np.asarray(np.quantile(means, 0.975))
+    return float(np.quantile(means, 0.975))

@@ -322,11 +322,10 @@ def _invisible(evidence: Evidence) -> list[str]:
     if evidence.told.note:
         notes.append(evidence.told.note)
     if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:
-        told = (
-            "waits for the work of other requests are inferred from its process's counters"
-            if evidence.shared.cores
-            else "waiting and being served cannot be told apart"
-        )
+        told = "waiting and being served cannot be told apart"
+        if evidence.shared.cores:
+            source = "its process's counters" if evidence.shared.watched else "how requests slow each other down"
+            told = f"waits for the work of other requests are inferred from {source}"
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
     if parts := delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok):
         notes.append(

@@ -1,7 +1,7 @@
 """``traffic.*``: waits that the arrivals themselves cause.
 
 Computed by the replay of the queue. In a service behind an address without a known queue, they are waits for the work
-of other requests in its process.
+of other requests that share its cores.
 """
 
 from __future__ import annotations
@@ -61,11 +61,16 @@ def _sharing(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:
     if not shared.cores:
         return (_overload if growing else _burst)(evidence, figures)
     backlog = "kept growing" if growing else "did not keep growing"
+    work = milliseconds(shared.work_ns / 1e6)
+    known = f"answers come as if requests shared {shared.cores:.1f} cores, with {work} of work each on average"
+    if shared.watched:
+        known = (
+            f"the service's process used up to {shared.cores:.1f} cores at once, and {work} of them for a typical "
+            "request"
+        )
     return (
-        f"the service's process used up to {shared.cores:.1f} cores at once, and "
-        f"{milliseconds(shared.work_ns / 1e6)} of them for a typical request; with these, {figures.requests} "
-        f"requests waited for the work of others that came at the same time, up to "
-        f"{milliseconds(figures.largest_ms)}; the backlog {backlog}."
+        f"{known}; with these, {figures.requests} requests waited for the work of others that came at the same time, "
+        f"up to {milliseconds(figures.largest_ms)}; the backlog {backlog}."
     )
 
 

@@ -6,12 +6,13 @@ the rest of the time in which it computed, each of them waited for the others. I
 requests wait less or longer than that, but all of them together do not.
 
 How much of that is due to the arrivals alone is simulated: requests arrive as they did, and each needs the same work.
+
+Without counters of the process, the times of answers may show that requests share cores.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,8 +26,11 @@ from latfix.profilers.evidence.outside.service_process import (
     ServiceProcess,
     cumulative,
 )
+from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
 from latfix.run_record.schema import Columns
 
+#: Times of answers are known to a microsecond.
+_RESOLUTION_NS = 1_000
 #: Least readings with exactly one request, to know how many cores one can use; with several, to know that they share
 #: one interpreter, the share of these in which a thread waits for its lock, and the most cores that it uses then.
 _LEAST, _SHARE_LOCK, _ONE_CORE = 10, 1 / 3, 1.2
@@ -44,6 +48,7 @@ class SharedCores:
     :param cores: the most that the process uses at once; 0 if it is not known.
     :param work_ns: on-CPU time of a typical request.
     :param growing: the backlog that arrivals alone cause grows all the time.
+    :param watched: known from counters of the process, not from the times of answers.
     """
 
     others: Counter
@@ -54,6 +59,7 @@ class SharedCores:
     cores: float = 0.0
     work_ns: float = 0.0
     growing: bool = False
+    watched: bool = True
 
     def waits(self, request: Ints, start: Ints, end: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
         """Nanoseconds of waits for other requests within intervals, in three parts.
@@ -84,7 +90,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     """
     process = ServiceProcess(samples, at, end)
     if not (process.known and len(at)):
-        return nothing_shared(len(at))
+        return _as_answers_show(at, end)
     times, there, work = process.cpu.at_ns, process.there, process.typical_work
     allowed = Counter.of(samples, CORES).value
     cores = max(min(process.most_at_once, float(allowed.min(initial=np.inf))), 1.0)
@@ -97,10 +103,10 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     lost = np.minimum(each, np.maximum(process.step - process.ran / np.maximum(used, 1.0), 0.0))
     shared, taken = cumulative(times, others), cumulative(times, lost)
     met = np.maximum(shared.grown(at, end), 1.0)
-    waits = _waits(at.astype(np.float64), work, alone, cores)
+    waits = equal_work_waits(at.astype(np.float64), work, cores, alone)
     burst = np.minimum(waits / met, 1.0)
     # While cores are taken, the service stands still, and arrivals come closer together.
-    slowed = np.minimum(_waits(at - taken.at(at), work, alone, cores) / met, 1.0)
+    slowed = np.minimum(equal_work_waits(at - taken.at(at), work, cores, alone) / met, 1.0)
     slowed = np.maximum(slowed - burst, 0.0)
     return SharedCores(
         others=shared,
@@ -111,6 +117,26 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
         cores=cores,
         work_ns=work,
         growing=piles_up(at, at + waits + work / alone),
+    )
+
+
+def _as_answers_show(at: Ints, end: Ints) -> SharedCores:
+    sharing = infer_sharing(at, end - at, _RESOLUTION_NS)
+    if sharing is None:
+        return nothing_shared(len(at))
+    met = np.maximum(sharing.wait_ns, 1)
+    work = float(np.mean(end - at - sharing.wait_ns))
+    waits = equal_work_waits(at.astype(np.float64), work, sharing.cores)
+    burst = np.minimum(waits / met, 1.0)
+    return replace(
+        nothing_shared(len(at)),
+        others=Counter(at_ns=sharing.at_ns.astype(np.float64), value=sharing.others_ns),
+        burst=burst,
+        known_ns=np.rint(burst * met).astype(np.int64),
+        cores=sharing.cores,
+        work_ns=work,
+        growing=piles_up(at, at + waits + work),
+        watched=False,
     )
 
 
@@ -134,25 +160,3 @@ def _used_alone(process: ServiceProcess, cores: float) -> float:
         return 1.0
     wanted = (process.ran + process.waited)[single].sum()
     return float(np.clip(wanted / process.step[single].sum(), 1.0, cores))
-
-
-def _waits(at: Floats, work: float, alone: float, cores: float) -> Floats:
-    """``(n,)`` how much longer each request takes than alone, if all need as much and share the cores evenly."""
-    order = np.argsort(at, kind="stable")
-    waits = np.zeros(len(at))
-    done, now = 0.0, 0.0  # work that each of those there has got since the start
-    ahead: deque[tuple[int, float]] = deque()
-    for k in [*order.tolist(), -1]:
-        until = float(at[k]) if k >= 0 else float("inf")
-        while ahead:  # in order of arrival, as all need the same
-            speed = min(alone, cores / len(ahead))
-            first, target = ahead[0]
-            if now + (target - done) / speed > until:
-                done += (until - now) * speed
-                break
-            now, done = now + (target - done) / speed, target
-            waits[first] = now - at[first] - work / alone
-            ahead.popleft()
-        now = until
-        ahead.append((k, done + work))
-    return np.maximum(waits, 0.0)

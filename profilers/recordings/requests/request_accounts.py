@@ -43,6 +43,7 @@ from latfix.queueing.queue_inference import (
     served_from,
     waits_at_reference,
 )
+from latfix.queueing.sharing_inference import Sharing, equal_work_waits, infer_sharing
 from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import poisson_at_least
@@ -120,8 +121,8 @@ class _Ledger:
 
     :ivar parts: measured parts of the latency; ``base`` the remaining latency, less what is inferred so far.
     :ivar stalled: time lost in shared stalls, by cause.
-    :ivar wait: in the queue, of which ``traffic`` remains with every service at reference; ``overload`` True if the
-        backlog grew too long for a burst. ``None`` without a known queue.
+    :ivar wait: in the queue, or for others that share the cores (``shared``), of which ``traffic`` remains with every
+        service at reference; ``overload`` True if that grew too long for a burst. ``None`` if neither is known.
     :ivar expected: service that a request's input needs; ``typical`` its median. ``sharing`` the service beyond it
         because others share the batch; ``None`` without batches.
     :ivar base_level: service of a quiet request without its parts, whose medians are ``median_of``.
@@ -142,6 +143,7 @@ class _Ledger:
         self.traffic: Ints | None = None
         self.overload: Bools | None = None
         self.servers = 1
+        self.shared: Sharing | None = None
         self.always_busy = False
         self.closed = None
         if table.timed and not table.sampled:
@@ -159,6 +161,16 @@ class _Ledger:
     def service_ns(self) -> float:
         """Service of a quiet request, including its usual waits for dependencies."""
         return self.typical + sum(float(np.median(part)) for name, part in self.parts.items() if name != "dispatch")
+
+    @property
+    def _queued(self) -> Ints | None:
+        """The wait before service; ``None`` if it is not known, or requests share the cores."""
+        return self.wait if self.shared is None else None
+
+    @property
+    def _at_once(self) -> float:
+        """Requests that are served at full speed."""
+        return self.servers if self.shared is None else self.shared.cores
 
     @property
     def by_input(self) -> bool:
@@ -233,10 +245,10 @@ class _Ledger:
         queue, why_not = self._infer(measured)
         if measured is not None:
             self._use_measured(measured, queue)
-        elif queue is None:
-            self.notes.append(why_not)
-        else:
+        elif queue is not None:
             self._use_inferred(queue)
+        elif not self._find_sharing():
+            self.notes.append(why_not)
 
     def _at_server(self, measured: Ints | None) -> tuple[Ints, Ints]:
         """Arrival at what is behind a measured wait and the load generator, and the remaining latency."""
@@ -256,6 +268,24 @@ class _Ledger:
         self.wait = self.batches.behind if measured is None else self.batches.behind + measured
         self.base = self.base - self.batches.behind - self.batches.window
         self.servers = rule.workers
+        return True
+
+    def _find_sharing(self) -> bool:
+        """Use the waits for others that share the cores, if the log shows them."""
+        table = self.table
+        if not table.timed or table.sampled or table.first_ns is not None or self.closed is not None:
+            return False
+        self.shared = infer_sharing(*self._at_server(None), self.resolution_ns)
+        if self.shared is None:
+            return False
+        self.wait = self.shared.wait_ns
+        self.base = self.base - self.wait
+        if "host.contention" in self.parts:  # also waits for threads of the service
+            self.parts["host.contention"] = np.maximum(self.parts["host.contention"] - self.wait, 0)
+        self.evidence["traffic.burst"] = (
+            f"inferred: requests slow each other down as if they shared {self.shared.cores:.1f} cores; without "
+            "that, those that met many others take as long as those that met few"
+        )
         return True
 
     def _infer(self, measured: Ints | None) -> tuple[Queue | None, str]:
@@ -328,7 +358,8 @@ class _Ledger:
             self.base = remaining - sum(self.stalled.values())
         if self.table.idle_ns is not None and self.table.idle_alone is not None:
             idle = self.table.idle_ns[self.ok]
-            outside = np.where(self.table.idle_alone[self.ok], idle, 0) if self.wait is None else idle - self.wait
+            queued = self._queued
+            outside = np.where(self.table.idle_alone[self.ok], idle, 0) if queued is None else idle - queued
             part = self.parts["external.dependency"] = np.clip(outside, 0, np.maximum(self.base, 0))
             self.base = self.base - part
 
@@ -357,7 +388,7 @@ class _Ledger:
         if self.batches is not None:
             self._find_stalls_of_batches(self.batches)
             return
-        begin = self.arrival + (self.wait if self.wait is not None else 0)
+        begin = self.arrival + (0 if self._queued is None else self._queued)
         beyond = self._beyond()
         lost, events, cost = in_log(begin, self.arrival + self.latency, beyond, usual)
         if not len(events):
@@ -396,7 +427,7 @@ class _Ledger:
         """Nanoseconds lost in each stall if the same services came in another order: long ones that coincide."""
         rows = slice(0, len(order))
         service = (self.arrival + self.latency - begin)[rows][order]
-        if self.wait is not None:
+        if self._queued is not None:
             begin = served_from(self.arrival[rows], np.maximum(service - self.outside_ns, 0), self.servers)
         elif self.closed is not None and self.closed.known_by == "steady":  # like so many servers that are never idle
             begin = served_from(np.zeros_like(service), service, self.closed.users)
@@ -451,16 +482,24 @@ class _Ledger:
         """Time for which a request at reference occupies its server."""
         return max(self.slot_ns or self.service_ns + self.scatter_ns - self.outside_ns, 1.0)
 
+    def _waits_at_rest(self, arrival: Ints) -> Ints:
+        """``(m,)`` waits of requests with these arrivals if each occupied its server, or its core, for as long."""
+        service = self._occupied_ns
+        if self.shared is not None:
+            waits = equal_work_waits(arrival.astype(np.float64), service, self.shared.cores)
+            return np.asarray(np.rint(waits), dtype=np.int64)
+        backlog = int(self.wait[: self.servers].max()) if self.always_busy and self.wait is not None else 0
+        return waits_at_reference(arrival, service, self.servers, backlog)
+
     def find_traffic(self) -> None:
         """Set the wait that remains with every service at reference."""
         if self.wait is not None:
             service = self._occupied_ns
-            backlog = int(self.wait[: self.servers].max()) if self.always_busy else 0
             if self.batches is not None:
                 at_rest = self.batches.waits_at_rest(self.arrival, self.scatter_ns)
                 service = float(self.batches.by_size[-1]) + self.scatter_ns
             else:
-                at_rest = waits_at_reference(self.arrival, service, self.servers, backlog)
+                at_rest = self._waits_at_rest(self.arrival)
             if self.closed is not None:  # the next arrival depends on the answers: those ahead count
                 ahead = np.maximum(in_flight(self.arrival, self.latency) - self.servers + 1, 0)
                 at_rest = np.rint(ahead * (service / self.servers)).astype(np.int64)
@@ -469,6 +508,9 @@ class _Ledger:
             lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
             # The batch in progress is no backlog.
             backlog_ns = at_rest if self.batches is None else np.maximum(at_rest - round(service), 0)
+            if self.shared is not None:  # what comes later is none either
+                there = in_flight(self.arrival, at_rest + round(service))
+                backlog_ns = np.maximum(there - self.shared.cores, 0) * service / self.shared.cores
             self.overload = grew_for_good(self.arrival, backlog_ns, lasting)
             if self.always_busy:
                 self.overload[:] = True
@@ -502,9 +544,9 @@ class _Ledger:
         if self.batches is not None:
             busy = n / span / self.batches.rate >= _BUSY
             return 0.0 if busy else self.batches.chance_wait_ns(span, self.scatter_ns, tail_share, seed) / 1e6
-        if not 0 < n / span * service / self.servers < _BUSY:
+        if not 0 < n / span * service / self._at_once < _BUSY:
             return 0.0
-        return float(chance_wait_ns(n, span, service, self.servers, tail_share, seed)) / 1e6
+        return chance_wait_ns(n, span, self._waits_at_rest, tail_share, seed) / 1e6
 
     def _known(self) -> tuple[KnownCause, ...]:
         known: list[KnownCause] = []
@@ -551,18 +593,26 @@ class _Ledger:
         traffic, overload = self.traffic[part], self.overload[part]
         own[place["traffic.burst"]] = np.where(overload, 0, traffic)
         own[place["traffic.overload"]] = np.where(overload, traffic, 0)
-        self._divide(part, self.wait, self.wait[part] - traffic, place, propagated)
+        self._divide(part, self.wait[part] - traffic, place, propagated)
         return own, propagated
 
-    def _divide(self, part: slice, wait: Ints, waited: Ints, place: Mapping[str, int], propagated: Ints) -> None:
-        """Divide the wait beyond the traffic's, by the time that each cause added to the busy cycle so far."""
+    def _divide(self, part: slice, waited: Ints, place: Mapping[str, int], propagated: Ints) -> None:
+        """Divide the wait beyond the traffic's, by the time that each cause added to the busy cycle so far.
+
+        Requests that share cores also wait for those that come later, and the longer the more they need themselves.
+        """
         first = part.start or 0
-        empty = np.flatnonzero(wait[: first + 1] <= 0)
-        since = int(empty[-1]) if len(empty) else 0
-        whole = slice(since, first + len(waited))
-        begins = wait[whole] <= 0
+        last = first + len(waited)
+        until = np.arange(first, last)
+        empty: Bools = (self.wait if self.wait is not None else self.latency) <= 0
+        if self.shared is not None:
+            until = np.searchsorted(self.arrival, self.arrival[part] + self.latency[part])
+            empty = in_flight(self.arrival, self.latency) == 0
+        since = int(np.flatnonzero(empty[: first + 1])[-1]) if empty[: first + 1].any() else 0
+        whole = slice(since, max(int(until.max(initial=0)), last))
+        begins = empty[whole].copy()
         begins[0] = True
-        start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+        start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))[first - since : last - since]
         added = {}
         extras = self.extras(whole)
         extras[UNEXPLAINED] = extras[UNEXPLAINED] - self.scatter_ns  # part of the reference
@@ -570,7 +620,7 @@ class _Ledger:
             extras.pop(shared, None)  # likewise: the batches ahead have their size there
         for cause, amount in extras.items():
             running = np.concatenate([[0], np.cumsum(amount)])
-            added[cause] = np.maximum(running[:-1] - running[start], 0)[first - since :]
+            added[cause] = np.maximum(running[until - since] - running[start], 0)
         total = np.maximum(sum(added.values()), 1).astype(np.float64)
         for cause, amount in added.items():
             propagated[place[cause]] = np.floor(waited * (amount / total)).astype(np.int64)
@@ -578,8 +628,8 @@ class _Ledger:
 
     def _stages(self) -> dict[str, Ints]:
         stages, table = dict(self.parts), self.table
-        if self.wait is not None:
-            stages["queue"] = self.wait
+        if self._queued is not None:
+            stages["queue"] = self._queued
         if self.batches is not None:
             stages["batch"] = self.batches.window
         if stages or table.first_ns is not None or table.stages:
@@ -640,11 +690,12 @@ class _Ledger:
         if self.overload is None or not self.overload.any():
             return ""
         came, each = self.arrival[self.overload], self._occupied_ns
-        arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self.servers / each
+        arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self._at_once / each
         if self.batches is not None:
             full = rate(self.batches.rate * 1e9)
             return f"{rate(arrived * 1e9)} arrived and {full} are served with large batches; "
-        text = f"{rate(arrived * 1e9)} arrived and {self.servers} at once serve {rate(serve * 1e9)}"
+        who = f"{self.servers} at once" if self.shared is None else f"{self.shared.cores:.1f} cores"
+        text = f"{rate(arrived * 1e9)} arrived and {who} serve {rate(serve * 1e9)}"
         if self.closed is not None:
             return f"{text}: clients wait for an answer before they send again, so more servers would get more; "
         if arrived > serve * (1 + _SAME_RATE):
