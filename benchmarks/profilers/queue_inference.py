@@ -4,9 +4,10 @@
 
 Simulated services: first come, first served, 1 to 16 servers, 3,000 requests, times in microseconds; services of
 five distributions, with a mean of about 10 ms; loads below and above capacity, a burst, and an excerpt in which no
-request found a free server. And services without a queue, whose latency of 50 or 150 ms rises and falls over seconds.
-Prints and writes how often the number was right, how often no queue was inferred, and how often the number was wrong;
-and in how many of these logs batches were inferred, of which there are none.
+request found a free server. Services whose requests share 1 to 8 cores evenly. And services without a queue, whose
+latency of 50 or 150 ms rises and falls over seconds. Prints and writes how often the number of servers or cores was
+right (cores within a quarter), how often none was inferred, and how often it was wrong; and in how many of the other
+logs sharing was inferred, and in how many of all logs batches, of which there are none.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.result_file import RESULTS, write_result
 from latfix.arrays import Floats, Ints
 from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.queue_inference import infer_queue
+from latfix.queueing.sharing_inference import infer_sharing
 
 Log = tuple[Ints, Ints]
 
@@ -40,6 +42,9 @@ SERVICES: dict[str, Callable[[np.random.Generator], Floats]] = {
     "10 % nine times as long": lambda rng: np.where(rng.random(_N) < 0.1, 0.05, 0.0055) * rng.uniform(0.9, 1.1, _N),
     "25 % five times as long": lambda rng: np.where(rng.random(_N) < 0.25, 0.03, 0.0055) * rng.uniform(0.9, 1.1, _N),
 }
+_CORES, _RIGHT = (1, 2, 4, 8), 1.25
+#: Loads of services whose requests share cores.
+SHARED_LOADS = {"0.5": 0.5, "0.8": 0.8, "0.4 and a burst": 0.4}
 #: Loads; with a burst, a tenth of the requests come within 100 ms; of an excerpt, only the second half is seen.
 LOADS = {"0.7 and a burst": 0.7, "0.85": 0.85, "0.95": 0.95, "1.05": 1.05, "1.2, an excerpt": 1.2}
 
@@ -59,13 +64,20 @@ def main() -> None:
     total = sum((Counter(each) for each in found.values()), Counter())
     without = Counter(outcome_without_queue(*case) for case in itertools.product(*WANDERING, range(options.seeds)))
     kinds = itertools.product(SERVICES, LOADS, cases)
-    queued = (queued_log(service, load, *case) for service, load, case in kinds)
-    wandering = itertools.starmap(wandering_log, itertools.product(*WANDERING, range(options.seeds)))
-    logs = itertools.chain(queued, wandering)
-    batches = Counter("none" if infer_rule(*log, 1000) is None else "wrong" for log in logs)
-    for name, counts in {**found, "all": total, "no queue": without, "batches": batches}.items():
+    queued = [queued_log(service, load, *case) for service, load, case in kinds]
+    wandering = [wandering_log(*case) for case in itertools.product(*WANDERING, range(options.seeds))]
+    shared_kinds = itertools.product(SERVICES, SHARED_LOADS, _CORES, range(options.seeds))
+    figures = {
+        "all": total,
+        "no queue": without,
+        "shared cores": Counter(outcome_of_sharing(*kind) for kind in shared_kinds),
+        "sharing, with a queue": Counter(map(inferred_sharing, queued)),
+        "sharing, without": Counter(map(inferred_sharing, wandering)),
+        "batches": Counter("none" if infer_rule(*log, 1000) is None else "wrong" for log in queued + wandering),
+    }
+    for name, counts in {**found, **figures}.items():
         print(f"{name:<50} {dict(counts)}")
-    write_result(options.out, {"all": total, "no queue": without, "batches": batches, **found})
+    write_result(options.out, {**figures, **found})
 
 
 def outcome(service: str, load: str, servers: int, seed: int) -> str:
@@ -89,6 +101,47 @@ def queued_log(service: str, load: str, servers: int, seed: int) -> Log:
     at, end = (np.rint(1e6 * np.asarray(times)).astype(np.int64) * 1000 for times in (arrival, ends))
     seen = slice(_N // 2 if "excerpt" in load else 0, None)
     return at[seen], (end - at)[seen]
+
+
+def outcome_of_sharing(service: str, load: str, cores: int, seed: int) -> str:
+    """``right``, ``none`` or ``wrong``: also a queue."""
+    log = shared_log(service, load, cores, seed)
+    if infer_queue(*log, 1000) is not None:
+        return "wrong"
+    sharing = infer_sharing(*log, 1000)
+    return "none" if sharing is None else "right" if 1 / _RIGHT < sharing.cores / cores < _RIGHT else "wrong"
+
+
+def inferred_sharing(log: Log) -> str:
+    """``none`` or ``wrong``, of a log without sharing."""
+    return "none" if infer_queue(*log, 1000) is not None or infer_sharing(*log, 1000) is None else "wrong"
+
+
+def shared_log(service: str, load: str, cores: int, seed: int) -> Log:
+    """Arrivals and latencies of requests that share cores evenly, nanoseconds."""
+    rng = np.random.default_rng(seed)
+    need = SERVICES[service](rng)
+    arrival = np.cumsum(rng.exponential(float(need.mean()) / cores / SHARED_LOADS[load], _N))
+    if "burst" in load:
+        arrival[: _N // 20] = arrival[_N // 2] + rng.uniform(0, 0.1, _N // 20)
+        arrival = np.sort(arrival)
+    received, now, ends = 0.0, 0.0, np.zeros(_N)  # what each of those there received since the start
+    there: list[tuple[float, int]] = []
+    for row in [*range(_N), -1]:
+        until = arrival[row] if row >= 0 else math.inf
+        while there:
+            speed = min(1.0, cores / len(there))
+            end = now + (there[0][0] - received) / speed
+            if end > until:
+                received += (until - now) * speed
+                break
+            now, received = end, there[0][0]
+            ends[heapq.heappop(there)[1]] = end
+        now = until
+        if row >= 0:
+            heapq.heappush(there, (received + need[row], row))
+    at, end = (np.rint(1e6 * times).astype(np.int64) * 1000 for times in (arrival, ends))
+    return at, end - at
 
 
 def outcome_without_queue(rate: float, base_s: float, slow_s: float, spread: float, jitter: float, seed: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.profilers.queue_inference import shared_log
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.shared_cores import find_shared_cores
 from latfix.results.diagnosis import Diagnosis
@@ -76,6 +77,16 @@ def test_a_burst_is_named_however_the_requests_share_the_process(order: str, cor
     assert any("waited for the work of others" in cause.evidence for cause in found.causes)
     unwatched = diagnose(recorded(at, end), bootstrap=50)
     assert unwatched.verdict in ("traffic.burst", "inconclusive")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_answers_alone_show_that_requests_share_cores(cores: int) -> None:
+    at, latency = shared_log("lognormal, 0.5", "0.4 and a burst", cores, seed=41)
+    found = diagnose(recorded(at, at + latency), bootstrap=50)
+    assert found.verdict == "traffic.burst" and parts(found)["traffic.burst"] > 0.6
+    burst = next(cause for cause in found.causes if cause.cause == "traffic.burst")
+    assert f"as if requests shared {cores}." in burst.evidence or f"shared {cores - 1}.9" in burst.evidence
+    assert any("how requests slow each other down" in note for note in found.notes)
 
 
 def test_cores_that_others_took_are_told_from_the_burst() -> None:

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.profilers.queue_inference import SERVICES, shared_log
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import times_words
 from latfix.queueing.closed_loop import find_closed_loop
 from latfix.queueing.queue_inference import infer_queue, served_from, starts
+from latfix.queueing.sharing_inference import infer_sharing
 from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
 from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, served, simulated
@@ -125,6 +127,38 @@ def test_no_queue_is_inferred_for_a_shared_processor() -> None:
     assert "queue" not in result.stages_ms
     assert not any(cause.cause.startswith("traffic.") for cause in result.causes)
     assert any("not separated from service" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_requests_that_share_cores_wait_for_each_other(cores: int) -> None:
+    at, latency = shared_log("lognormal, 0.5", "0.4 and a burst", cores, seed=41)
+    result = diagnosed(log_of(at, at + latency))
+    assert result.verdict == "traffic.burst" and result.causes[0].tail_share > 0.6
+    assert f"shared {cores}." in result.causes[0].evidence or f"shared {cores - 1}.9" in result.causes[0].evidence
+    assert "queue" not in result.stages_ms
+    assert not any("not separated from service" in note for note in result.notes)
+
+
+def test_those_that_share_cores_with_large_requests_wait_for_them() -> None:
+    """And large ones wait longer than their work: both are due to the size."""
+    at, latency = shared_log("25 % five times as long", "0.8", 2, seed=41)
+    need = SERVICES["25 % five times as long"](np.random.default_rng(41))
+    result = diagnosed(log_of(at, at + latency, features={"size": np.rint(1e5 * need)}))
+    assert result.verdict == "input.size"
+    size = result.causes[0]
+    assert size.propagated_ms > size.own_ms > 0 and size.tail_share > 0.6
+    unexplained = next(cause for cause in result.causes if cause.cause == "unexplained")
+    assert unexplained.tail_share < 0.1
+
+
+def test_a_core_that_a_request_awaited_beside_others_is_not_counted_twice() -> None:
+    """What a thread waited for a core is a part of what it waited for the others."""
+    at, latency = shared_log("lognormal, 0.5", "0.4 and a burst", 2, seed=41)
+    sharing = infer_sharing(at, latency, 1000)
+    assert sharing is not None
+    result = diagnosed(log_of(at, at + latency, parts={"host.contention": sharing.wait_ns // 2}))
+    assert result.verdict == "traffic.burst"
+    assert not any(cause.cause == "host.contention" and cause.tail_ms > 0.01 for cause in result.causes)
 
 
 def test_no_queue_is_inferred_from_arrivals_to_the_second() -> None:
