@@ -115,13 +115,15 @@ class _Findings:
         meta, totals, tail, q = self.source.meta, self.totals, self.tail, self.percentile
         statuses = status_counts(totals.statuses.tolist())
         ok_ms, latency_ms = self._ok_ms(), self._latency_ms()
-        causes = self._causes(ok_ms["p50"])
+        floors = self._floors_ms(ok_ms["p50"])
+        causes = self._causes(floors)
         by_id = {cause.cause: cause for cause in causes}
         known = self.baselines
         losses = lost_requests(self.source, known.evidence, known.books, known.sample)
         lost = Loss.of(losses, meta.state)
         incident, at_ms = self._incident(), in_unit(self.seen.arrived_ns[q], 1e6)
-        verdict, sentence = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=incident is not None)
+        at_once, chance_ms = incident is not None, floors["traffic.burst"]
+        verdict, sentence = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=at_once, chance_ms=chance_ms)
         late = late_words(totals.lag.percentile(99) / 1e6, ok_ms["p50"])
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
@@ -190,9 +192,9 @@ class _Findings:
         found = latency_intervals_ms(self.totals, self.seen.histogram)
         return {key: (min(lo, latency_ms[key]), max(hi, latency_ms[key])) for key, (lo, hi) in found.items()}
 
-    def _causes(self, p50_ms: float) -> tuple[CauseSummary, ...]:
+    def _causes(self, floors: Mapping[str, float]) -> tuple[CauseSummary, ...]:
         """Every cause with a nonzero entry, largest first; the important ones with their activity over time."""
-        totals, floors = self.totals, self._floors_ms(p50_ms)
+        totals = self.totals
         causes = [
             summarize_cause(
                 k,
@@ -222,7 +224,12 @@ class _Findings:
         """By cause, the milliseconds that its interval must exceed for the cause to be named."""
         books, sent = self.baselines.books, self.totals.sent
         span_ns = float(self.totals.sent_last_ns - self.totals.sent_first_ns)
-        chance = chance_wait_ns(books.line, self.percentile, arrivals=sent, span_ns=span_ns, seed=self.seed)
+        shared = self.baselines.evidence.shared
+        chance = (
+            shared.chance_wait_ns(sent, span_ns, 1 - self.percentile / 100, self.seed)
+            if shared.cores
+            else chance_wait_ns(books.line, self.percentile, arrivals=sent, span_ns=span_ns, seed=self.seed)
+        )
         floors = floors_ms(p50_ms, self.tail.excess_ms, chance)
         return above_noise(floors, self.tail, self.percentile, books)
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -105,12 +106,14 @@ def judge(
     loss: Loss = Loss(),
     *,
     at_once: bool = False,
+    chance_ms: float = math.inf,
 ) -> tuple[str, str]:
     """The verdict on a run (the id of a cause, ``steady``, ``inconclusive`` or ``losing``), and a sentence on it.
 
     :param ok_ms: latency summary of the requests that ended ``ok``.
     :param at_ms: latency at ``percentile`` of all requests that arrived.
     :param at_once: all requests of the tail share one incident.
+    :param chance_ms: the most that requests in the tail wait for each other by chance.
     """
     name = f"p{percentile:g}"
     if loss.attributed and isinstance(at_ms, AtLeast) and (loss.beyond(percentile) or not loss.cut):
@@ -131,7 +134,8 @@ def judge(
             f"{name} is unknown, because it falls on requests that were in flight when the run was stopped; "
             f"of the requests that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}."
         )
-    verdict, sentence = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms, at_once)
+    about = f"{name} is {milliseconds(at_ms)}"
+    verdict, sentence = _of_the_tail(causes, tail, ok_ms["p50"], about, at_ms, at_once, chance_ms)
     if verdict == STEADY and loss.attributed:
         sentence = f"{sentence.removesuffix('.')}, but {loss.words}."
         return INCONCLUSIVE, sentence.replace(": steady,", ":", 1)
@@ -163,7 +167,13 @@ def _spent_on(cause: str) -> str:
 
 
 def _of_the_tail(
-    causes: tuple[CauseSummary, ...], tail: Tail, median: float, about: str, at_ms: float, at_once: bool
+    causes: tuple[CauseSummary, ...],
+    tail: Tail,
+    median: float,
+    about: str,
+    at_ms: float,
+    at_once: bool,
+    chance_ms: float,
 ) -> tuple[str, str]:
     ratio = at_ms / median if median > 0 else 1.0
     opening = f"{about}, {ratio:.1f}x the median"
@@ -179,10 +189,12 @@ def _of_the_tail(
     if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
         return INCONCLUSIVE, f"{opening}; {_doubt(unexplained, tail, top)}"
     # Waits by chance belong to the requested load.
-    if top is None and at_ms - max(_tail_ms(causes, _CHANCE), 0.0) <= _NEAR * median:
-        return STEADY, f"{opening}: steady, {_noise(causes, tail, median, at_once)}."
+    waited = max(_tail_ms(causes, _CHANCE), 0.0)
+    noise = partial(_noise, causes, tail, median, at_once, by_chance=waited <= chance_ms)
+    if top is None and at_ms - min(waited, chance_ms) <= _NEAR * median:
+        return STEADY, f"{opening}: steady, {noise()}."
     if top is None:
-        return INCONCLUSIVE, f"{opening}; {_noise(causes, tail, median, at_once)}."
+        return INCONCLUSIVE, f"{opening}; {noise()}."
     part = describe_part(CATALOGUE[top.cause], top, tail.excess_ms)
     return top.cause, f"{opening}: {part}{_larger(causes, top)}."
 
@@ -220,10 +232,10 @@ def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
     return f"no probe accounts for {_of_excess(unexplained, tail)}, too much to name a cause.{known}"
 
 
-def _noise(causes: tuple[CauseSummary, ...], tail: Tail, median: float, at_once: bool) -> str:
+def _noise(causes: tuple[CauseSummary, ...], tail: Tail, median: float, at_once: bool, *, by_chance: bool) -> str:
     """The makeup of slow requests without a named cause."""
     chance = next((cause for cause in causes if cause.cause == _CHANCE), None)
-    if chance is not None and chance.tail_share > _MOSTLY:
+    if chance is not None and by_chance and chance.tail_share > _MOSTLY:
         return (
             f"{_of_excess(chance.tail_ms, tail)} is no more than the wait that independent callers at this load "
             "cause each other by chance"

@@ -26,6 +26,7 @@ from latfix.profilers.evidence.outside.service_process import (
     ServiceProcess,
     cumulative,
 )
+from latfix.queueing.queue_inference import chance_wait_ns
 from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
 from latfix.run_record.schema import Columns
 
@@ -34,6 +35,8 @@ _RESOLUTION_NS = 1_000
 #: Least readings with exactly one request, to know how many cores one can use; with several, to know that they share
 #: one interpreter, the share of these in which a thread waits for its lock, and the most cores that it uses then.
 _LEAST, _SHARE_LOCK, _ONE_CORE = 10, 1 / 3, 1.2
+#: From this load on, waits are due to it, and are named for any arrivals.
+_BUSY = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class SharedCores:
         share that was added because cores were taken.
     :param known_ns: ``(n,)`` nanoseconds of these waits, and those without a core.
     :param cores: the most that the process uses at once; 0 if it is not known.
-    :param work_ns: on-CPU time of a typical request.
+    :param work_ns: on-CPU time of a typical request; ``alone`` the cores that one uses at once.
     :param growing: the backlog that arrivals alone cause grows all the time.
     :param watched: known from counters of the process, not from the times of answers.
     """
@@ -58,6 +61,7 @@ class SharedCores:
     known_ns: Ints
     cores: float = 0.0
     work_ns: float = 0.0
+    alone: float = 1.0
     growing: bool = False
     watched: bool = True
 
@@ -74,6 +78,17 @@ class SharedCores:
         parts = (among_them, burst - among_them, self.slowed[request] * others)
         runnable, blocked, slowed = (np.rint(part).astype(np.int64) for part in parts)
         return runnable, blocked, slowed
+
+    def chance_wait_ns(self, requests: int, span_ns: float, tail: float, seed: int) -> float:
+        """As :func:`latfix.queueing.queue_inference.chance_wait_ns`; 0 if the load exceeds :data:`_BUSY`."""
+        if not 0 < requests * self.work_ns < _BUSY * self.cores * span_ns:
+            return 0.0
+
+        def waits(arrival: Ints) -> Ints:
+            found = equal_work_waits(arrival.astype(np.float64), self.work_ns, self.cores, self.alone)
+            return np.rint(found).astype(np.int64)
+
+        return chance_wait_ns(requests, span_ns, waits, tail, seed)
 
 
 def nothing_shared(requests: int) -> SharedCores:
@@ -116,6 +131,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
         known_ns=np.rint((burst + slowed) * met + taken.grown(at, end)).astype(np.int64),
         cores=cores,
         work_ns=work,
+        alone=alone,
         growing=piles_up(at, at + waits + work / alone),
     )
 
