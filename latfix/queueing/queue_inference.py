@@ -48,6 +48,8 @@ _SHUFFLES, _COMPARED = 4, 4_000
 #: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
 _AT_ONCE = 500_000
+#: Requests by which one may move among arrivals closer than the resolution.
+_SWAPS = 64
 #: Without a request that found a free server: the quantile of requests overtaken at once that gives the servers; the
 #: least share of requests that overtook so many, times the servers; in-flight requests per server at least.
 _MOST_OVERTAKEN, _EDGE, _CROWDED = 0.999, 0.2, 8
@@ -128,8 +130,7 @@ def _in_order(arrival: Ints, end: Ints, resolution_ns: int) -> Ints:
     The difference of an end and a latency, one of them rounded, does not show which of close arrivals came first.
     """
     order = np.argsort(arrival, kind="stable")
-    swapped = True
-    while swapped:
+    for _ in range(_SWAPS):
         swapped = False
         for first in (0, 1):
             pairs = order[first : first + (len(order) - first) // 2 * 2].reshape(-1, 2)  # a view
@@ -137,6 +138,8 @@ def _in_order(arrival: Ints, end: Ints, resolution_ns: int) -> Ints:
             wrong = (end[left] > end[right]) & (arrival[right] - arrival[left] < resolution_ns)
             pairs[wrong] = pairs[wrong][:, ::-1]
             swapped = swapped or bool(wrong.any())
+        if not swapped:
+            break
     return order
 
 

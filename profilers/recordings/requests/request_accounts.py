@@ -43,7 +43,7 @@ from latfix.queueing.queue_inference import (
     served_from,
     waits_at_reference,
 )
-from latfix.queueing.sharing_inference import Sharing, equal_work_waits, infer_sharing
+from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
 from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import poisson_at_least
@@ -87,7 +87,7 @@ STALL = KnownCause(
     happened="all requests in service standing still at one moment",
     behind="requests that stood still together",
 )
-SHARING = CATALOGUE["batching.size"]
+BATCH_SIZE = CATALOGUE["batching.size"]
 LATE = KnownCause(
     "client.late",
     "measured",
@@ -121,8 +121,9 @@ class _Ledger:
 
     :ivar parts: measured parts of the latency; ``base`` the remaining latency, less what is inferred so far.
     :ivar stalled: time lost in shared stalls, by cause.
-    :ivar wait: in the queue, or for others that share the cores (``shared``), of which ``traffic`` remains with every
-        service at reference; ``overload`` True if that grew too long for a burst. ``None`` if neither is known.
+    :ivar wait: in the queue, or for others that share the ``cores``; of it, ``traffic`` remains with every service at
+        reference; ``overload`` True if that grew too long for a burst. ``None`` if neither is known.
+    :ivar alone: requests that met no other, if they share cores.
     :ivar expected: service that a request's input needs; ``typical`` its median. ``sharing`` the service beyond it
         because others share the batch; ``None`` without batches.
     :ivar base_level: service of a quiet request without its parts, whose medians are ``median_of``.
@@ -143,7 +144,8 @@ class _Ledger:
         self.traffic: Ints | None = None
         self.overload: Bools | None = None
         self.servers = 1
-        self.shared: Sharing | None = None
+        self.cores: float | None = None
+        self.alone: Bools | None = None
         self.always_busy = False
         self.closed = None
         if table.timed and not table.sampled:
@@ -165,12 +167,12 @@ class _Ledger:
     @property
     def _queued(self) -> Ints | None:
         """The wait before service; ``None`` if it is not known, or requests share the cores."""
-        return self.wait if self.shared is None else None
+        return self.wait if self.cores is None else None
 
     @property
     def _at_once(self) -> float:
         """Requests that are served at full speed."""
-        return self.servers if self.shared is None else self.shared.cores
+        return self.servers if self.cores is None else self.cores
 
     @property
     def by_input(self) -> bool:
@@ -230,9 +232,9 @@ class _Ledger:
                 )
         shared = None if first is None else shared_steps(gaps, first, ended, stalls.usual_ns)
         if shared is not None:
-            self.stalled[SHARING.id] = shared.lost_ns[self.ok]
-            self.base = self.base - self.stalled[SHARING.id]
-            self.evidence[SHARING.id] = (
+            self.stalled[BATCH_SIZE.id] = shared.lost_ns[self.ok]
+            self.base = self.base - self.stalled[BATCH_SIZE.id]
+            self.evidence[BATCH_SIZE.id] = (
                 f"each further open stream adds {from_ns(shared.each_ns)} to the {from_ns(stalls.usual_ns)} from "
                 f"chunk to chunk; {counted(shared.usual, 'stream')} are usually open."
             )
@@ -275,15 +277,16 @@ class _Ledger:
         table = self.table
         if not table.timed or table.sampled or table.first_ns is not None or self.closed is not None:
             return False
-        self.shared = infer_sharing(*self._at_server(None), self.resolution_ns)
-        if self.shared is None:
+        sharing = infer_sharing(*self._at_server(None), self.resolution_ns)
+        if sharing is None:
             return False
-        self.wait = self.shared.wait_ns
+        self.cores, self.wait = sharing.cores, sharing.wait_ns
+        self.alone = in_flight(self.arrival, self.latency) == 0
         self.base = self.base - self.wait
         if "host.contention" in self.parts:  # also waits for threads of the service
             self.parts["host.contention"] = np.maximum(self.parts["host.contention"] - self.wait, 0)
         self.evidence["traffic.burst"] = (
-            f"inferred: requests slow each other down as if they shared {self.shared.cores:.1f} cores; without "
+            f"inferred: requests slow each other down as if they shared {self.cores:.1f} cores; without "
             "that, those that met many others take as long as those that met few"
         )
         return True
@@ -485,8 +488,8 @@ class _Ledger:
     def _waits_at_rest(self, arrival: Ints) -> Ints:
         """``(m,)`` waits of requests with these arrivals if each occupied its server, or its core, for as long."""
         service = self._occupied_ns
-        if self.shared is not None:
-            waits = equal_work_waits(arrival.astype(np.float64), service, self.shared.cores)
+        if self.cores is not None:
+            waits = equal_work_waits(arrival.astype(np.float64), service, self.cores)
             return np.asarray(np.rint(waits), dtype=np.int64)
         backlog = int(self.wait[: self.servers].max()) if self.always_busy and self.wait is not None else 0
         return waits_at_reference(arrival, service, self.servers, backlog)
@@ -508,9 +511,9 @@ class _Ledger:
             lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
             # The batch in progress is no backlog.
             backlog_ns = at_rest if self.batches is None else np.maximum(at_rest - round(service), 0)
-            if self.shared is not None:  # what comes later is none either
+            if self.cores is not None:  # what comes later is none either
                 there = in_flight(self.arrival, at_rest + round(service))
-                backlog_ns = np.maximum(there - self.shared.cores, 0) * service / self.shared.cores
+                backlog_ns = np.maximum(there - self.cores, 0) * service / self.cores
             self.overload = grew_for_good(self.arrival, backlog_ns, lasting)
             if self.always_busy:
                 self.overload[:] = True
@@ -551,12 +554,12 @@ class _Ledger:
     def _known(self) -> tuple[KnownCause, ...]:
         known: list[KnownCause] = []
         if self.batches is not None:
-            known += [replace(CATALOGUE["batching.window"], evidence_class="modelled"), SHARING]
+            known += [replace(CATALOGUE["batching.window"], evidence_class="modelled"), BATCH_SIZE]
         if self.wait is not None:
             known += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
         if self.by_input:
             known.append(CATALOGUE["input.size"])
-        known += [cause for cause in (PREFILL, STALL, SHARING) if cause.id in self.stalled]
+        known += [cause for cause in (PREFILL, STALL, BATCH_SIZE) if cause.id in self.stalled]
         known += [LATE if name == "dispatch" else _dependency(name) for name in self.parts]
         if self.drift is not None:
             known.append(CATALOGUE["drift.unknown"])
@@ -569,14 +572,14 @@ class _Ledger:
             result["input.size"] = np.rint(self.expected[part] - self.typical).astype(np.int64)
         if self.batches is not None and self.sharing is not None:
             result["batching.window"] = self.batches.window[part]
-            result[SHARING.id] = self.sharing[part]
+            result[BATCH_SIZE.id] = self.sharing[part]
         for cause, lost in self.stalled.items():
             result[cause] = lost[part]
         for name, values in self.parts.items():
             result[_part_id(name)] = values[part] - self.median_of[name]
         if self.drift is not None:
             result["drift.unknown"] = np.rint(self.drift.at(self.arrival[part])).astype(np.int64)
-        within = {"input.size", SHARING.id, "drift.unknown"} - set(self.stalled)  # the base is without these
+        within = {"input.size", BATCH_SIZE.id, "drift.unknown"} - set(self.stalled)  # the base is without these
         known = sum(result.get(cause, 0) for cause in within)
         result[UNEXPLAINED] = self.base[part] - self.base_level - known
         return result
@@ -605,9 +608,9 @@ class _Ledger:
         last = first + len(waited)
         until = np.arange(first, last)
         empty: Bools = (self.wait if self.wait is not None else self.latency) <= 0
-        if self.shared is not None:
+        if self.alone is not None:
             until = np.searchsorted(self.arrival, self.arrival[part] + self.latency[part])
-            empty = in_flight(self.arrival, self.latency) == 0
+            empty = self.alone
         since = int(np.flatnonzero(empty[: first + 1])[-1]) if empty[: first + 1].any() else 0
         whole = slice(since, max(int(until.max(initial=0)), last))
         begins = empty[whole].copy()
@@ -694,7 +697,7 @@ class _Ledger:
         if self.batches is not None:
             full = rate(self.batches.rate * 1e9)
             return f"{rate(arrived * 1e9)} arrived and {full} are served with large batches; "
-        who = f"{self.servers} at once" if self.shared is None else f"{self.shared.cores:.1f} cores"
+        who = f"{self.servers} at once" if self.cores is None else f"{self.cores:.1f} cores"
         text = f"{rate(arrived * 1e9)} arrived and {who} serve {rate(serve * 1e9)}"
         if self.closed is not None:
             return f"{text}: clients wait for an answer before they send again, so more servers would get more; "
