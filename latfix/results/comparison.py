@@ -513,6 +513,11 @@ def _differences(base: Sequence[RunRecord], new: Sequence[RunRecord]) -> Iterato
         if partial:
             missing = sum(record.unrecorded() for record in partial)
             yield f"{name} is partial: {counted(missing, 'scheduled request')} without a record"
+        if behind := [record.meta.behind_s for record in records if record.meta.behind_s is not None]:
+            yield (
+                f"requests arrive faster than {name} serves them: its replay was ended after {min(behind):.0f} s, "
+                "and requests without an answer by then count as lost"
+            )
     first, second = base[0].meta, new[0].meta
     # Two services may have any names; the same traffic was sent to both.
     if first.workload != second.workload and first.traffic_sha256 != second.traffic_sha256:

@@ -37,6 +37,8 @@ class RunMeta(Document):
     :param rows: columns of the binary segments, which have no header of their own.
     :param state: ``running`` (or killed), ``complete``, ``interrupted`` or ``failed``.
     :param failure: why it failed.
+    :param behind_s: seconds after which a complete replay was ended because of its backlog, whose requests are
+        ``timeout``; left out if it had none by then.
     :param source: ``kind`` and ``path`` of a service that latfix does not run: ``http`` and its address.
     :param http: how requests were sent to it, and what was watched; without values of headers.
     :param settings: of the runner.
@@ -80,6 +82,7 @@ class RunMeta(Document):
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     state: str = "running"
     failure: str | None = field(default=None, metadata=_WHEN_KNOWN)
+    behind_s: float | None = field(default=None, metadata=_WHEN_KNOWN)
     pid: int | None = field(default=None, metadata=_WHEN_KNOWN)
     source: Mapping[str, str] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     http: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -274,23 +274,29 @@ def late_words(lag_ms: float, median_ms: float) -> str | None:
     )
 
 
+def _ended_early(record: RunRecord, ended: int) -> Iterator[str]:
+    """Why some of the schedule has no record, or no answer."""
+    if record.partial:
+        missing = max(record.unrecorded(), 0)
+        yield f"The run is partial ({record.meta.state}): {ended} requests were recorded and {missing} were not."
+        hangs = [f"{message}." for message in _hangs(record)]
+        yield from hangs or ([f"{record.meta.failure}."] if record.meta.failure else [])
+    elif record.unrecorded() > 0:
+        yield f"{record.unrecorded()} scheduled requests have no record."
+    if record.meta.behind_s is not None:
+        yield (
+            f"Requests arrive faster than they are served: the replay was ended after {record.meta.behind_s:.0f} s, "
+            "and requests without an answer by then count as lost."
+        )
+
+
 def warnings(
     record: RunRecord, evidence: Evidence, tail: Tail, causes: tuple[CauseSummary, ...], percentile: float
 ) -> list[str]:
     """What a reader must know before trusting the figures, one sentence each."""
-    notes: list[str] = []
     counts = record.counts()
     n, ended, live = tail.requests, sum(counts.values()), record.meta.source.get("kind") == LIVE
-    if record.partial:
-        missing = max(record.unrecorded(), 0)
-        notes.append(
-            f"The run is partial ({record.meta.state}): {ended} requests were recorded and {missing} were not."
-        )
-        notes += [f"{message}." for message in _hangs(record)]
-        if record.meta.failure and not notes[1:]:
-            notes.append(f"{record.meta.failure}.")
-    elif record.unrecorded() > 0:
-        notes.append(f"{record.unrecorded()} scheduled requests have no record.")
+    notes = list(_ended_early(record, ended))
     if not n:
         notes.append("No request ended ok: there is nothing to diagnose.")
     elif n < _FEW_REQUESTS or tail.inside < _FEW_IN_TAIL:

@@ -218,12 +218,12 @@ class StageRecorder:
         """Set when each measured request arrived (0 for never), including those not yet taken in by the service."""
         self._columns["handed"][self.warmup :] = at_ns
 
-    def cut(self, now_ns: int) -> int:
-        """End the record and mark open requests as in flight. Returns their number."""
+    def cut(self, now_ns: int, status: Status = Status.UNFINISHED) -> int:
+        """End the record and give open requests a status, by default in flight. Returns their number."""
         with self._complete_lock:
             self._cut = True
             inside = np.flatnonzero((self._columns["handed"] > 0) & (self._columns["end"] == 0))
-            self._columns["status"][inside] = Status.UNFINISHED
+            self._columns["status"][inside] = status
             self._columns["end"][inside] = now_ns
             self._done.extend(inside.tolist())
         return len(inside)

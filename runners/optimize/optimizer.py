@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,17 +32,10 @@ from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.predicted_configurations import Bounds, Planner, trusted
 from latfix.runners.optimize.screening_decision import SMALLEST
 from latfix.runners.optimize.screening_decision import shown as words
-from latfix.runners.optimize.screening_windows import (
-    LEAST_REQUESTS,
-    busiest_stretch,
-    lead_in,
-    served_part,
-    window_bounds,
-)
+from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, served_part, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
-from latfix.runners.replay.runner_process import OnEvent
 from latfix.settings import RunnerSettings
 from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import QUANTILES
@@ -53,8 +45,6 @@ from latfix.traffic.schedule import Traffic
 _FINAL_SHARE = 1 / 3
 #: Maximum length of the baseline, as a share of the budget: longer traffic is cut to its busiest stretch.
 _BASELINE_SHARE = 0.25
-#: The baseline is ended after this many times its length, or its share of the budget: the service is behind by then.
-_BEHIND = 1.25
 #: Time for what follows the final replay (comparison, diagnosis, report), as a multiple of one diagnosis.
 _REPORTS = 3.0
 #: Number of fixes, those with the largest predicted part, whose gain is also measured by replays of the plan without.
@@ -310,7 +300,8 @@ class Optimizer:
         self.say("before: loading the model")
         base.running()
         bench.first_load_s = time.monotonic() - started
-        record = self._replay_baseline(base)
+        base.most_s = self._most_s
+        record = base.replay(self.out / "baseline", self.traffic, self.watch, seed=options.seed)
         if not record.counts()["ok"]:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self.spec.name}: no request of the baseline ended ok; the first one: {first}")
@@ -337,32 +328,6 @@ class Optimizer:
         )
         journal.write(self.out)
         return self._outcome(record, diagnosis, journal), journal
-
-    def _replay_baseline(self, base: Arm) -> RunRecord:
-        """Replay the traffic, or what is answered of it in the baseline's share of the budget if it is too much."""
-        began_ns, length_s = self.traffic.start_s * 1e9, self.traffic.duration_s - self.traffic.start_s
-        most_ns = max(_BEHIND * length_s, self._most_s) * 1e9
-        behind = False
-
-        @contextmanager
-        def watch(label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
-            def end_if_behind(event: Mapping[str, Any]) -> None:
-                nonlocal behind
-                on_event(event)
-                late = event.get("draining") and event["at_ns"] - began_ns > most_ns
-                if late and event["done"] >= LEAST_REQUESTS:
-                    behind = True
-                    raise KeyboardInterrupt
-
-            with self.watch(label, traffic, folder) as on_event:
-                yield end_if_behind
-
-        try:
-            return base.replay(self.out / "baseline", self.traffic, watch, seed=self.options.seed)
-        except Interrupted as ended:
-            if not behind:
-                raise
-            return ended.record
 
     def _served_part(self, record: RunRecord) -> RunRecord:
         """The part of the baseline that was served before it was ended; candidates replay its requests only."""

@@ -102,17 +102,19 @@ def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
 def served_part(record: RunRecord) -> RunRecord:
     """The requests before the first one that had no answer when the replay was ended, with their traffic.
 
-    :returns: the record itself if all have an answer, or nearly none.
+    :returns: the record itself if it was not ended, or if nearly none had an answer.
     """
     rows = record.requests
-    count = int(rows["index"][rows["status"] == Status.UNFINISHED].min(initial=len(record.traffic)))
-    if not LEAST_REQUESTS <= count < len(record.traffic):
+    ended_ns = rows["arrival_ns"] + rows["latency_ns"]
+    left = (rows["status"] == Status.TIMEOUT) & (ended_ns == ended_ns.max(initial=0))  # others timed out before
+    count = int(rows["index"][left].min(initial=len(record.traffic)))
+    if record.meta.behind_s is None or count < LEAST_REQUESTS:
         return record
     kept = {name: column[rows["index"] < count] for name, column in rows.items()}
     inside = np.isin(record.batches["batch_id"], kept["batch_id"])
     return replace(
         record,
-        meta=record.meta.updated(state="complete", scheduled=count, sent=count),
+        meta=record.meta.updated(behind_s=None, scheduled=count, sent=count),
         requests=kept,
         batches={name: column[inside] for name, column in record.batches.items()},
         traffic=limit(record.traffic, count),

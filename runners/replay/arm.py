@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,8 @@ from latfix.traffic.schedule import Traffic
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
 #: A service may be silent for this many times the time in which the workload as it is loads or is scored.
 _PATIENT = 10.0
+#: A backlog is waited for until this many times the length of the traffic at least.
+_BEHIND = 1.25
 
 
 def patience_s(left_s: float, usual_s: float) -> float:
@@ -68,6 +71,7 @@ class Arm:
     :param alone: why no other arm may be on the device at the same time; empty if one may.
     :param start_s: seconds that its last process took to load; 0 before the first.
     :param ready_message: the ``ready`` message of its last process; empty before the first.
+    :param most_s: seconds of a replay after which a backlog is not waited for, or 1.25 times its traffic if longer.
     :param patience_s: how long its process may be silent while it loads, or is asked; ``None`` for the usual limits.
     """
 
@@ -86,6 +90,7 @@ class Arm:
     alone: str = ""
     ready_message: Mapping[str, Any] = field(default_factory=dict)
     start_s: float = 0.0
+    most_s: float = math.inf
     patience_s: Callable[[], float | None] = field(default=lambda: None, repr=False)
     _process: RunnerProcess | None = field(default=None, repr=False)
     _launched: float = field(default=0.0, repr=False)
@@ -150,7 +155,8 @@ class Arm:
         replay = Replay(spec=self.spec, traffic=traffic, settings=self.settings, seed=seed, fixes=self.fixes)
         run = prepare_folder(folder, replay)
         with self._awake() as process, watch(self.label, traffic, folder) as on_event:
-            return replay_into(process, run, on_event=on_event)
+            most_s = max(self.most_s, _BEHIND * (traffic.duration_s - traffic.start_s))
+            return replay_into(process, run, on_event=on_event, most_s=most_s)
 
     def ask(self, do: str, **more: Any) -> Any:
         """Run a command that measures no time: accuracy, outputs, evidence."""

@@ -51,14 +51,23 @@ from latfix.runners.replay.pipe_protocol import LineWriter
 from latfix.runners.replay.replayer_process import ReplayerProcess
 from latfix.runners.replay.run_facts import RunFacts
 from latfix.runners.service.loaded_service import Service
+from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 _STATUS_INTERVAL_S = 0.25
 _LEAD_IN_NS = 250_000_000
+#: Requests that a replay with a backlog waits for in any case.
+LEAST_ANSWERED = 20
+#: Time limit for a service to end its threads without its backlog.
+_ABANDON_S = 5.0
 
 
 class RecordedReplay:
-    """One replay: warm-up requests, the schedule, the drain, and latfix's own cost."""
+    """One replay: warm-up requests, the schedule, the drain, and latfix's own cost.
+
+    :param most_s: seconds after which a backlog is not waited for once all requests are sent: those in it end as
+        ``timeout``.
+    """
 
     def __init__(
         self,
@@ -69,12 +78,14 @@ class RecordedReplay:
         stop: threading.Event,
         *,
         first: bool,
+        most_s: float,
     ) -> None:
         self._service = service
         self._traffic = traffic
         self._folder = folder
         self._parent = parent
         self._stop = stop
+        self._most_s = most_s
         # Warm-up belongs to the start of a service: a later replay in the same process finds it warm.
         self._warmup = service.settings.warmup_requests if first else 0
         self._samples = SampleLog()
@@ -149,6 +160,7 @@ class RecordedReplay:
             "pool_misses": service.models.pool_counts()[1] - pooled[1],
             "device_clocks": _clocks(engine),
             "sent": cost["sent"],
+            "behind_s": cost["behind_s"],
             "t0_ns": recorder.t0_ns,
             "warmup": asdict(service.warmup),
             **facts.found,
@@ -218,11 +230,16 @@ class RecordedReplay:
                 recorder.arrived(np.array(replayer.arrived, dtype=np.int64))
                 status.sent_all = True
                 intake_ns = time.thread_time_ns() - began
-                engine.drain(self._stop)
+                drained, behind_s = self._drain(engine, start + self._most_s * 1e9), None
             facts.end()
             if self._stop.is_set():
                 watchdog.log()
                 recorder.cut(time.perf_counter_ns())
+            elif not drained:
+                cut_ns = time.perf_counter_ns()
+                behind_s = (cut_ns - start) / 1e9
+                recorder.cut(cut_ns, Status.TIMEOUT)
+                engine.abandon(_ABANDON_S)
             else:
                 engine.shutdown()
             writer.check()
@@ -235,7 +252,19 @@ class RecordedReplay:
             "writer_ns": writer.cpu_ns,
             "wall_ns": max(wall, 1),
             "stalled": status.stalled,
+            "behind_s": behind_s,
         }
+
+    def _drain(self, engine: Engine, until_ns: float) -> bool:
+        """Wait for the last requests; False if a backlog of them is left at ``until_ns``, which is not waited for.
+
+        A service that answered only a few by then is slow rather than behind, and its record would show nothing.
+        """
+        while not engine.drain(self._stop, _STATUS_INTERVAL_S):
+            few = self._recorder.completed - self._warmup < LEAST_ANSWERED
+            if self._stop.is_set() or not (few or time.perf_counter_ns() < until_ns):
+                return False
+        return True
 
     def _overhead(
         self,

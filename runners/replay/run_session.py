@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -196,11 +197,17 @@ def prepare_folder(path: Path, replay: Replay) -> RunFolder:
 
 
 def replay_into(
-    process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent | None = None, profile: bool = False
+    process: RunnerProcess,
+    folder: RunFolder,
+    *,
+    on_event: OnEvent | None = None,
+    profile: bool = False,
+    most_s: float = math.inf,
 ) -> RunRecord:
     """Replay the schedule in ``folder`` on a started process, and close the folder in any case.
 
     :param profile: if the model is on a device, profile a few batches after the replay.
+    :param most_s: seconds after which a backlog is not waited for.
     :raises Interrupted: Ctrl-C; carries the record.
     :raises Hung: the service stopped answering; carries the record.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
@@ -211,7 +218,7 @@ def replay_into(
     try:
         try:
             with neighbors:
-                outcome = process.replay(folder.path, on_event=on_event)
+                outcome = process.replay(folder.path, on_event=on_event, most_s=most_s)
         except KeyboardInterrupt:
             interrupted = True
             process.interrupt()

@@ -173,7 +173,8 @@ class Child:
         traffic = self._schedule(command)
         self._warm(traffic)
         folder = self._home / command["folder"]
-        return RecordedReplay(self._service, traffic, folder, self._parent, self._stop, first=command["first"]).run()
+        limits = {"first": command["first"], "most_s": command["most_s"]}
+        return RecordedReplay(self._service, traffic, folder, self._parent, self._stop, **limits).run()
 
     def _schedule(self, command: dict[str, Any]) -> Traffic:
         return load_schedule(self._home / command["folder"] / SCHEDULE)

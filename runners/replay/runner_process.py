@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -125,10 +126,13 @@ class RunnerProcess:
         self._writer.send({"do": do, **more})
         return self._await("done", do, on_event, timeout_s)
 
-    def replay(self, folder: Path, *, on_event: OnEvent | None = None) -> Any:
-        """Replay the schedule in ``folder`` and record into it."""
+    def replay(self, folder: Path, *, on_event: OnEvent | None = None, most_s: float = math.inf) -> Any:
+        """Replay the schedule in ``folder`` and record into it.
+
+        :param most_s: seconds after which a backlog is not waited for.
+        """
         self.replays += 1
-        return self.command("replay", on_event=on_event, folder=str(folder), first=self.replays == 1)
+        return self.command("replay", on_event=on_event, folder=str(folder), first=self.replays == 1, most_s=most_s)
 
     def interrupt(self) -> None:
         """Request the end of a running replay."""

@@ -97,6 +97,8 @@ class SideBySide:
         self._base, self._ideas = arms[0], arms[1:]
         for tried in self._ideas:
             tried.arm.patience_s = self._patience_s
+        for tried in arms:
+            tried.arm.most_s = self.budget_s / (self._wanted * len(arms))
 
     def run(self) -> Trial:
         """Replay within the budget; on Ctrl-C return the complete rounds.

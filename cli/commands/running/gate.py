@@ -35,6 +35,8 @@ _UNDECIDED = {"": EXIT_INCONCLUSIVE, "fail": EXIT_GATE_FAILED, "pass": EXIT_OK}
 PORT = "{port}"
 #: Minimum number of warm-up requests before each measurement.
 _WARM = 10
+#: Share of the budget that one replay may take if a service cannot keep up.
+_MOST_SHARE = 0.25
 
 
 def gate(
@@ -123,6 +125,7 @@ def _hosted(
         one, other = (arm(label, *side, folder) for label, side in zip(_LABELS, sides, strict=True))
         until = time.monotonic() + budget_s
         other.patience_s = lambda: patience_s(until - time.monotonic(), one.start_s)
+        one.most_s = other.most_s = _MOST_SHARE * budget_s
         return one, other
 
     return sides[1][0].name, options.load_traffic(sides[0][0], replayed), arms

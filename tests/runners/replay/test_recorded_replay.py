@@ -1,23 +1,32 @@
-"""A replay ends early with a reason if a thread of the service dies, or if all requests fail alike."""
+"""A replay ends early if a thread of the service dies, if it falls behind, or if all requests fail alike."""
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from latfix.cli.app import main
+from latfix.config.workload_toml import load_spec
 from latfix.errors import EXIT_RUNNER, RunnerError
+from latfix.profilers.diagnose import diagnose
 from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.optimize.screening_windows import served_part
 from latfix.runners.replay import recorded_replay
+from latfix.runners.replay.arm import Arm
 from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from latfix.runners.replay.recorded_replay import ThreadDeaths
 from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
 
 
 @pytest.mark.parametrize(("name", "ends"), [("latfix-worker-0", True), ("refresher", False)])
@@ -71,6 +80,47 @@ def test_a_replay_in_which_nothing_ends_is_given_up_by_the_limit_of_a_batch(
     if after_s is not None:
         assert after_s < now[0] <= after_s + 40
         assert status.stalled == f"no request ended for {after_s:.0f} s with 2 requests in flight; gave up"
+
+
+@pytest.mark.parametrize("begins_s", [0, 300])
+@pytest.mark.slow
+def test_a_service_that_falls_behind_is_ended_and_serves_again(
+    begins_s: int, tmp_path: Path, write_workload: Callable[..., Path]
+) -> None:
+    # GIVEN 200 requests within 0.4 s, each of which takes 20 ms alone, and less time than a few of them take
+    adapter = """
+        import time, torch
+        from latfix import Workload
+        class Slow(Workload):
+            def load(self, device):
+                return lambda x: (time.sleep(0.02), x)[1]
+            def prepare(self, request):
+                return torch.ones(1)
+    """
+    spec = load_spec(str(write_workload(tmp_path / "w", adapter=adapter, runner={"max_batch_size": 1})))
+    traffic = Traffic.plain(begins_s * 10**9 + np.arange(200) * 2_000_000)
+    arm = Arm("slow", spec, RunnerSettings(device="cpu", max_batch_size=1), (), tmp_path / "runner.log", most_s=0.1)
+
+    def replay(name: str, traffic: Traffic) -> RunRecord:
+        return arm.replay(tmp_path / name, traffic, lambda *_: nullcontext(lambda _: None), seed=0)
+
+    try:
+        record = replay("first", traffic)
+        served = served_part(record)
+        arm.most_s = math.inf
+        again, whole = replay("again", served.traffic), replay("whole", traffic)
+    finally:
+        arm.close()
+    # THEN its record is complete: twenty requests or more were answered, and the rest is lost
+    counts, behind_s = record.counts(), record.meta.behind_s
+    assert not record.partial and 20 <= counts["ok"] == 200 - counts["timeout"] < 200 and behind_s is not None
+    assert any("arrive faster" in note for note in diagnose(record).notes)
+    # AND the process goes on with what it served, without a backlog of the rest
+    assert len(served.traffic) == again.counts()["ok"] == counts["ok"] and served.meta.behind_s is None
+    # AND beside one that answered all it is no better
+    comparison = compare_records(whole, record)
+    assert comparison.verdict not in ("better", "no_difference")
+    assert any(f"new serves them: its replay was ended after {behind_s:.0f} s" in note for note in comparison.notes)
 
 
 _BROKEN = """

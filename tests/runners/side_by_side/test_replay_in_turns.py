@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -37,12 +38,14 @@ class World:
 
     :param slow: seconds of the traffic in which the service is slow.
     :param broken: arms that do not start; ``dying`` those that fail in the round of that number.
+    :param overloaded: by arm, how many times the length of the traffic its requests take.
     :param scores: of arms; 0.9 for all others.
     """
 
     slow: tuple[float, float] = (0.0, 0.0)
     broken: set[str] = field(default_factory=set)
     dying: dict[str, int] = field(default_factory=dict)
+    overloaded: dict[str, float] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
     late: set[tuple[str, int]] = field(default_factory=set)
     scores: dict[str, float] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class FakeArm:
     settings: RunnerSettings
     loaded: bool = False
     start_s: float = 0.0
+    most_s: float = math.inf
     patience_s: Callable[[], float | None] = lambda: None
 
     def running(self) -> None:
@@ -87,7 +91,9 @@ class FakeArm:
         number = sum(label == self.label for label, _ in self.world.replays) + 1
         self.running()
         self.world.replays.append((self.label, round(traffic.duration_s, 1)))
-        self.world.now += traffic.duration_s - traffic.start_s
+        length_s = traffic.duration_s - traffic.start_s
+        takes_s = length_s * self.world.overloaded.get(self.label, 1.0)
+        self.world.now += min(takes_s, max(self.most_s, 1.25 * length_s))
         record = self._record(folder, traffic, number)
         folder.mkdir()
         if self.world.interrupt_at == (self.label, number):
@@ -220,6 +226,13 @@ def test_the_whole_traffic_is_replayed_until_the_budget_ends(run: Try, world: Wo
     assert 3 < found.rounds < MOST_ROUNDS
     assert world.now <= 120.0 + 15, "no more than the round that was under way"
     assert {seconds for _, seconds in world.replays} == {round(traffic_of(10.0).duration_s, 1)}
+
+
+@pytest.mark.parametrize("slow", [[AS_IT_IS], ["HALF"], [AS_IT_IS, "HALF", "SAME"]], ids=["base", "idea", "all"])
+def test_services_that_cannot_keep_up_keep_the_budget(slow: list[str], run: Try, world: World) -> None:
+    world.overloaded = dict.fromkeys(slow, 30.0)
+    found = run({"HALF": 0.5, "SAME": 1.0}, seconds=10.0, budget_s=120.0)
+    assert found.rounds >= 1 and world.now <= 1.15 * 120.0
 
 
 def test_a_recording_that_begins_late_takes_no_longer(run: Try, world: World) -> None:

@@ -231,6 +231,12 @@ def test_the_judged_service_may_be_silent_until_the_budget_ends(starter: Path, t
     assert head.patience_s() == 1200.0, "ten times as long as the base"
 
 
+def test_services_that_cannot_keep_up_share_the_budget(starter: Path, tmp_path: Path) -> None:
+    _, _, arms = _hosted([_side(str(starter), "", None, "")] * 2, TrafficOptions(), {}, 1000.0)
+    shares = [arm.most_s for arm in arms(tmp_path) if isinstance(arm, Arm)]
+    assert len(shares) == 2 and shares[0] == shares[1] and sum(shares) <= 1000.0
+
+
 def test_a_budget_of_few_rounds_is_noted() -> None:
     words = _too_few_words(2, 100.0, 40.0)
     assert words == (
