@@ -85,11 +85,12 @@ def optimize_into(
         )
         try:
             outcome = search.run()
-        except Interrupted as stopped:
-            kept = shlex.quote(str(stopped.record.folder))
-            progress.say(f"Interrupted during the baseline; show the recorded part with: latfix report {kept}")
-            outputs.interrupted(spec.name, gates.texts)
-            return EXIT_INTERRUPTED
+        except (Interrupted, KeyboardInterrupt):
+            kept = folder / "baseline"
+            if kept.is_dir():
+                shown = f"latfix report {shlex.quote(str(kept))}"
+                progress.say(f"Interrupted during the baseline; show the recorded part with: {shown}")
+            raise KeyboardInterrupt from None
         return _conclude(folder, spec, outcome, gates, outputs, started_from, plan, workload)
 
 

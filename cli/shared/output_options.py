@@ -153,10 +153,6 @@ class Outputs:
             self._fail(workload, gates, _INTERRUPTED)
             raise
 
-    def interrupted(self, workload: str, gates: Sequence[str]) -> None:
-        """Write the CI outputs of a run that was interrupted before it had a result."""
-        self._fail(workload, gates, _INTERRUPTED)
-
     def _fail(self, workload: str, gates: Sequence[str], why: str) -> None:
         if self._for_ci() and not self._written:
             from latfix.reports.ci.ci_summary import Summary

@@ -13,13 +13,14 @@ import gc
 import math
 import signal
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latfix.errors import EXIT_RUNNER, LatfixError
+from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError
 from latfix.profilers.gpu.device_ids import device_index
 from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.calls.model_call import describe
@@ -40,6 +41,8 @@ from latfix.traffic.schedule import Traffic
 _PRIMING = 24
 #: One batch in this many is also computed while requests are prepared: this is slow, and yields a single factor.
 _PREPARED_BESIDE = 3
+#: Before user code is loaded.
+_CLOCK = time.perf_counter_ns
 
 
 class Child:
@@ -57,6 +60,11 @@ class Child:
         """Load, report ``ready``, and serve commands until ``exit`` or the parent's death."""
         commands = commands_of(self._commands, self._stop)  # an interrupt while loading counts too
         self._service.load()
+        if time.perf_counter_ns is not _CLOCK:
+            raise RunnerError(
+                f"{self._service.entry}: found time.perf_counter_ns replaced; expected Python's own, by which latfix "
+                "measures: replace it in tests only"
+            )
         self._parent.send({"event": "ready", **self._ready()})
         for command in commands:
             action = command["do"]

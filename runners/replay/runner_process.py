@@ -25,6 +25,7 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 #: A load that takes longer counts as hung.
 LOAD_TIMEOUT_S = 1800.0
 _EXIT_TIMEOUT_S = 5.0
+_GROUP_TIMEOUT_S = 1.0
 #: How often to check a silent runner.
 _LOOK_S = 0.5
 #: A larger log is cut to this share at its end.
@@ -163,14 +164,26 @@ class RunnerProcess:
                 process.kill()
                 process.wait()
         if process is not None:
-            # Processes left behind by user code would take resources from the next measurement.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self._end_group(process.pid)
             self._cut_log()
         for fd in self._fds:
             os.close(fd)
         self._fds = []
         self._process = None
+
+    @staticmethod
+    def _end_group(group: int) -> None:
+        """End processes left behind by user code, which would take resources from the next measurement.
+
+        By request first: Python's resource tracker removes shared memory once the others have ended.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGTERM)
+            until = time.monotonic() + _GROUP_TIMEOUT_S
+            while time.monotonic() < until:
+                os.killpg(group, 0)
+                time.sleep(0.01)
+            os.killpg(group, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -54,11 +54,11 @@ def _parquet(traffic: Traffic, arrivals: Mapping[str, Any], prefix: str) -> byte
 def save_schedule(traffic: Traffic, path: Path) -> None:
     """Store ``traffic`` losslessly, metadata included, for :func:`load_schedule`; without pandas.
 
-    :raises InputError: the file cannot be written.
+    :raises OSError: the file cannot be written.
     """
     from latfix.files import arrow_arrays as arrow
 
-    write_file(path, _parquet(traffic, {"arrival_ns": arrow.whole_numbers(traffic.arrival_ns)}, _FEATURE_PREFIX))
+    write_bytes(path, _parquet(traffic, {"arrival_ns": arrow.whole_numbers(traffic.arrival_ns)}, _FEATURE_PREFIX))
 
 
 def load_schedule(path: Path) -> Traffic:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from latfix.config.workload_toml import load_spec
-from latfix.errors import InputError, LatfixError
+from latfix.errors import EXIT_RUNNER, InputError, LatfixError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import folder_lock as claims
 from latfix.runners.replay.run_session import (
@@ -28,6 +28,7 @@ from latfix.runners.replay.run_session import (
     reopen_folder,
     replay_into,
 )
+from latfix.traffic.io import stored_schedule
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time
 
@@ -133,6 +134,18 @@ def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(
     with pytest.raises(InputError, match=r"traffic\.transforms\.speed = 1e\+300; expected a number of at most 2\^63"):
         prepare_folder(tmp_path / "run", Replay(spec=spec, traffic=traffic, settings=spec.settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_is_full_before_a_replay_is_no_wrong_input(
+    tmp_path: Path, write_workload: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+    replay = Replay(spec=spec, traffic=Traffic.plain(np.arange(3, dtype=np.int64)), settings=spec.settings)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(stored_schedule, "write_bytes", mock.Mock(side_effect=full))
+    with pytest.raises(LatfixError, match=r"could not be written \(No space left .* free space") as raised:
+        prepare_folder(tmp_path / "run", replay)
+    assert raised.value.exit_code == EXIT_RUNNER
 
 
 def test_a_disk_that_is_full_after_the_replay_is_one_line(tmp_path: Path, write_workload: object) -> None:

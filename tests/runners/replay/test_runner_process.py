@@ -73,11 +73,14 @@ def _process(workload: Path, log: Path, **settings: object) -> RunnerProcess:
 FORKING = """
 import os
 import time
+from multiprocessing.shared_memory import SharedMemory
 import torch
 from latfix import Workload
 
 class Plain(Workload):
     def load(self, device):
+        self.shared = SharedMemory(create=True, size=1)
+        (self.folder / "shared").write_text(self.shared.name)
         if not (child := os.fork()):
             time.sleep(600)
         (self.folder / "child").write_text(str(child))
@@ -112,12 +115,23 @@ def test_it_starts_reports_itself_and_ends_with_its_children(tmp_path: Path, wri
         process.close()
     assert not Path(f"/proc/{pid}").exists()
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert not (Path("/dev/shm") / (workload / "shared").read_text().lstrip("/")).exists()
     # The child would take resources from the service that is measured next.
     state = Path(f"/proc/{child}/stat")
     deadline = time.monotonic() + 10
     while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not state.exists() or " Z " in state.read_text()
+
+
+@pytest.mark.slow
+def test_a_service_that_replaces_the_clock_is_refused(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    workload = write_workload(tmp_path / "w", adapter=FORKING + "\ntime.perf_counter_ns = lambda: 5\n")
+    with (
+        _process(workload, tmp_path / "log") as process,
+        pytest.raises(RunnerError, match=r"adapter:Plain: found time.perf_counter_ns replaced"),
+    ):
+        process.start()
 
 
 @pytest.mark.slow
@@ -184,7 +198,7 @@ def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, wri
         assert process._writer is not None
         for _ in range(2):  # the second replay finds the process ready too
             # WHEN it is interrupted right after it started
-            process._writer.send({"do": "replay", "folder": str(folder.path), "first": True})
+            process._writer.send({"do": "replay", "folder": str(folder.path), "first": True, "most_s": 1e9})
             process.interrupt()
             # THEN it still ends
             assert process.wait_for_end(timeout_s=60)["state"] == "interrupted"
