@@ -231,6 +231,8 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
 def _records(out: Path | None, *, force: bool) -> contextlib.AbstractContextManager[Path]:
     """The folder of the records: ``--out``, or a temporary one."""
     from latfix.cli.shared.diagnose_flow import kept_or_temporary
+    from latfix.runners.replay.folder_lock import release_all
+    from latfix.runners.replay.run_session import reopen_folder
 
     if out is not None and out.is_dir() and any(out.iterdir()):
         # A failed gate leaves only the logs of its services.
@@ -242,7 +244,8 @@ def _records(out: Path | None, *, force: bool) -> contextlib.AbstractContextMana
                 f"{out}: found a folder that latfix gate did not write; --force only replaces such a folder"
             )
         if force:
-            shutil.rmtree(out)
+            shutil.rmtree(reopen_folder(out))
+            release_all()
     return kept_or_temporary(out, "latfix-gate-")
 
 

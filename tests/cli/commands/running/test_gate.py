@@ -97,6 +97,10 @@ def test_a_folder_is_replaced_only_when_forced_and_only_an_earlier_gate_s(tmp_pa
         pass
     with _records(old, force=True) as folder:
         assert not any(path for path in folder.iterdir() if path.name == "mine.txt")
+        (folder / "base.log").touch()
+        with pytest.raises(InputError, match="another latfix at work in it"), _records(old, force=True):
+            pass
+        assert (folder / "base.log").exists(), "the folder of a gate that runs"
     with _records(None, force=False) as folder:
         (folder / "x").touch()
     assert not folder.exists()
