@@ -39,6 +39,8 @@ def bench(
 ) -> Bench:
     del no_runner
     monkeypatch.chdir(tmp_path)
+    # That other tests use the cores would be said before the error.
+    monkeypatch.setattr("latfix.cli.shared.replay_progress.ReplayLines._check", lambda _self: None)
     return Bench(tmp_path, write_workload(tmp_path / "w"), cli)
 
 
