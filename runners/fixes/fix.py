@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization_step import Step
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 
@@ -124,7 +125,7 @@ class Fix:
     :param stateless: a model that keeps state between requests would answer differently: it gives a model other
         inputs, or requests to more instances of it. So it would if ``reorders``.
     :param making_s: additional seconds to make a service with it (compile, convert, compare), measured on the
-        samples; ``making_gpu_s`` on a GPU, if that differs.
+        samples, or a function of the baseline's ``run.json``; ``making_gpu_s`` on a GPU, if that differs.
     :param needs: preconditions, in the order in which they are checked.
     :param sets: the settings that it changes, or a function that returns them.
     :param variables: environment variables that such a function may set.
@@ -149,7 +150,7 @@ class Fix:
     mates_only: bool = False
     reorders: bool = False
     stateless: bool = False
-    making_s: float = 0.0
+    making_s: float | Callable[[RunMeta], float] = 0.0
     making_gpu_s: float | None = None
     needs: tuple[Condition, ...] = ()
     verify: Callable[[Applied], Verified]
@@ -183,9 +184,11 @@ class Fix:
         """Expected ratio of a batch's compute, weighted by the chance that answers stay accurate enough."""
         return 1.0 - self.accepted * (1.0 - self.compute)
 
-    def seconds_to_make(self, device: str) -> float:
-        """Additional seconds to make a service with it, on a device."""
-        return self.making_s if device == "cpu" or self.making_gpu_s is None else self.making_gpu_s
+    def seconds_to_make(self, baseline: RunMeta) -> float:
+        """Additional seconds to make a service with it, for the model and device of the baseline."""
+        if baseline.device != "cpu" and self.making_gpu_s is not None:
+            return self.making_gpu_s
+        return self.making_s(baseline) if callable(self.making_s) else self.making_s
 
     def step(self, status: str, reason: str, **more: Any) -> Step:
         """Its entry in ``optimization.json``."""

@@ -388,8 +388,7 @@ class Bench:
         return self.load_s + self._making_of(fixes) + 2 * preparing * passes_s(_PACE_S, batches_s) + restart
 
     def _making_of(self, fixes: Sequence[Fix]) -> float:
-        device = self.baseline.meta.device
-        return sum(fix.seconds_to_make(device) for fix in fixes)
+        return sum(fix.seconds_to_make(self.baseline.meta) for fix in fixes)
 
     @property
     def _start_s(self) -> float:

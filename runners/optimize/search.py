@@ -273,14 +273,13 @@ class Search:
 
         :param until: seconds of the budget that must remain.
         """
-        device = "cpu" if self._context(self.first).on_cpu else "cuda"
         shares = {cause.cause: cause.tail_share for cause in self.diagnosis.causes if cause.named}
-        batches_s = planner.forecast.seconds(self._batches)
+        batches_s, meta = planner.forecast.seconds(self._batches), self.bench.baseline.meta
 
         def order(choice: Choice) -> tuple[float, float, float]:
             fix = choice.fix
             treated = min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0)
-            return -treated / self.bench.pace_s([fix], batches_s), fix.seconds_to_make(device), fix.expected_compute
+            return -treated / self.bench.pace_s([fix], batches_s), fix.seconds_to_make(meta), fix.expected_compute
 
         for choice in sorted((one for one in self._applicable() if one.measured), key=order):
             # A split of the cores matters most with the best way to run the model so far.

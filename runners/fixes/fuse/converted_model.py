@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from latfix.cause_catalogue import PREMISES
+from latfix.run_record.run_meta import RunMeta
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, on_its_device
 from latfix.runners.fixes.shared.model_facts import (
     facts,
-    made_of,
     not_scripted,
     own_operators,
     quantized_layers,
@@ -16,15 +16,22 @@ from latfix.runners.fixes.shared.model_facts import (
 )
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
-CONVERTING_S = 10.0
+_CONVERTING_S = 10.0
+#: Seconds to load a file that the backend reads itself, and compare its answers.
+_READING_S = 2.0
 #: Settings that only torch knows; they must be at their defaults.
 _OF_TORCH = ("compile", "memory_format", "attention")
 
 
-def reads_file(context: Context) -> bool:
+def reads_file(baseline: RunMeta) -> bool:
     """True if the model is an ONNX file, which ONNX Runtime runs and OpenVINO reads without a conversion."""
-    made = made_of(context)
+    made = baseline.model.get("made_of", {})
     return bool(made.get("file")) and made.get("runtime") == "ONNX Runtime"
+
+
+def converting_s(baseline: RunMeta) -> float:
+    """Expected seconds until the converted model, or the file itself, serves."""
+    return _READING_S if reads_file(baseline) else _CONVERTING_S
 
 
 def _exportable(context: Context) -> str:
@@ -57,8 +64,8 @@ def convertible(backend: str, precisions: tuple[str, ...]) -> tuple[Condition, .
         on_its_device(fix, f"the model runs on {'a GPU' if PREMISES[fix].device == 'cpu' else 'the CPU'}"),
         same_precision,
         *(at_default(name, f"{name} is {{}} already, which only torch supports") for name in _OF_TORCH),
-        lambda context: "" if reads_file(context) else _exportable(context),
-        lambda context: backend_missing(backend, exports=not reads_file(context)),
+        lambda context: "" if reads_file(context.record.meta) else _exportable(context),
+        lambda context: backend_missing(backend, exports=not reads_file(context.record.meta)),
     )
 
 

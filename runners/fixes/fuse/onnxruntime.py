@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Fix
-from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible, reads_file
+from latfix.runners.fixes.fuse.converted_model import converted, convertible, converting_s, reads_file
 from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
@@ -15,9 +15,9 @@ FIX = Fix(
     compute=0.95,
     risk="the service starts later, by the conversion; the original stays in memory for batches that do not fit",
     changes_outputs=True,
-    making_s=CONVERTING_S,
+    making_s=converting_s,
     needs=(
-        need(lambda context: not reads_file(context), "ONNX Runtime runs the file already"),
+        need(lambda context: not reads_file(context.record.meta), "ONNX Runtime runs the file already"),
         *convertible("onnxruntime", ("default",)),
     ),
     sets={"backend": "onnxruntime"},

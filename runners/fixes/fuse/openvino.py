@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
-from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible
+from latfix.runners.fixes.fuse.converted_model import converted, convertible, converting_s
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 
@@ -25,7 +25,7 @@ FIX = Fix(
     compute=0.9,
     risk="the service starts later, by the conversion; the original stays in memory for batches that do not fit",
     changes_outputs=True,
-    making_s=CONVERTING_S,
+    making_s=converting_s,
     needs=convertible("openvino", ("default", "bf16")),
     sets={"backend": "openvino"},
     verify=_verify,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from latfix.runners.fixes.fuse import compile as fuse_compile
+from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
 from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_excluded
@@ -130,6 +131,14 @@ def test_int8_takes_time_to_compile_on_a_gpu(device: str, seconds: float) -> Non
     for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
         assert Bench._making_of(bench, [fix]) == seconds
     assert Bench._making_of(bench, [fuse_compile.FIX, quantize_bf16.FIX]) == 90.0
+
+
+def test_a_file_that_the_backend_reads_itself_takes_less_time_than_a_conversion() -> None:
+    onnx_file = {"made_of": {"file": "model.onnx", "runtime": "ONNX Runtime"}}
+    metas = [SimpleNamespace(device="cpu", model=model) for model in (onnx_file, {})]
+    benches: list[Any] = [SimpleNamespace(baseline=SimpleNamespace(meta=meta)) for meta in metas]
+    read_s, converted_s = (Bench._making_of(bench, [fuse_openvino.FIX]) for bench in benches)
+    assert 0.0 < read_s < converted_s / 2
 
 
 def test_a_service_that_is_tried_may_be_silent_until_the_budget_ends_but_some_minutes_in_any_case() -> None:
