@@ -29,7 +29,7 @@ from latfix.runners.calls.model_call import (
     on_copy,
     split_output,
 )
-from latfix.runners.calls.tensor_tree import shapes_of, tensors_of
+from latfix.runners.calls.tensor_tree import arrays_of, shapes_of
 from latfix.statistics.decision import Interval
 from latfix.statistics.score_bounds import between
 
@@ -143,7 +143,7 @@ def _reference(first: Sequence[Any], work: Work) -> tuple[OwnAnswers, list[Answe
     """The variation of the first backend's own answers, and reference answers in the order of :func:`_answers`."""
     named, count = [outputs_of(one, work.names) for one in first], len(work.singles)
     alone, batched = named[:count], named[count:]
-    shapes = [shapes_of(tensors_of(single)) for single in work.singles]
+    shapes = [shapes_of(arrays_of(single)) for single in work.singles]
     ids = work.ids or [str(k) for k in range(len(alone))]
     own = own_variation(ids, alone, batched, [], work.rules, shapes)
     pairs = zip(alone, batched, own.agreements, strict=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -82,13 +85,24 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     """All tensors in a tensor or in nested tuples, lists, dicts and dataclasses."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    return _leaves(value, torch.Tensor)
+
+
+def arrays_of(value: Any) -> list[Any]:
+    """As :func:`tensors_of`, with NumPy arrays, which models that are no torch modules take."""
+    import torch
+
+    return _leaves(value, torch.Tensor | np.ndarray)
+
+
+def _leaves(value: Any, kinds: Any) -> list[Any]:
+    if isinstance(value, kinds):
         return [value]
     if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in tensors_of(item)]
+        return [leaf for item in value.values() for leaf in _leaves(item, kinds)]
     if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    return [tensor for item in fields_of(value).values() for tensor in tensors_of(item)]
+        return [leaf for item in value for leaf in _leaves(item, kinds)]
+    return [leaf for item in fields_of(value).values() for leaf in _leaves(item, kinds)]
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -162,30 +176,30 @@ def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
     return map_tensors(value, moved)
 
 
-def shapes_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    """The shapes of tensors, in order."""
-    return tuple(tuple(tensor.shape) for tensor in tensors)
+def shapes_of(arrays: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of tensors or arrays, in order."""
+    return tuple(tuple(array.shape) for array in arrays)
 
 
 def elements_of(value: Any) -> int:
-    """Elements in all tensors of a structure."""
-    return sum(tensor.numel() for tensor in tensors_of(value))
+    """Elements in all tensors and arrays of a structure."""
+    return elements_and_length(arrays_of(value), 0)[0]
 
 
-def elements_and_length(tensors: Sequence[torch.Tensor], dimension: int) -> tuple[int, int]:
-    """Total elements of the tensors, and the largest size of ``dimension`` among them (0 if none has it)."""
+def elements_and_length(arrays: Sequence[Any], dimension: int) -> tuple[int, int]:
+    """Total elements of tensors or arrays, and the largest size of ``dimension`` among them (0 if none has it)."""
     elements = 0
     length = 0
-    for tensor in tensors:
-        elements += tensor.numel()
-        if tensor.dim() > dimension:
-            length = max(length, tensor.shape[dimension])
+    for array in arrays:
+        elements += math.prod(array.shape)
+        if array.ndim > dimension:
+            length = max(length, array.shape[dimension])
     return elements, length
 
 
-def width_of(tensors: Sequence[torch.Tensor]) -> int:
-    """Size of the last dimension of the largest tensor; 1 if it has no dimension, 0 without tensors."""
-    largest = max(tensors, key=lambda tensor: tensor.numel(), default=None)
+def width_of(arrays: Sequence[Any]) -> int:
+    """Size of the last dimension of the largest tensor or array; 1 if it has no dimension, 0 without any."""
+    largest = max(arrays, key=lambda array: math.prod(array.shape), default=None)
     if largest is None:
         return 0
-    return largest.shape[-1] if largest.dim() else 1
+    return largest.shape[-1] if largest.ndim else 1

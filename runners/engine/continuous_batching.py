@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from latfix.errors import RunnerError
 from latfix.profilers.probes.thread_counters import NO_GROWTH, Account, difference
 from latfix.runners.calls.model_call import USER_ERRORS, call_model
-from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
+from latfix.runners.calls.tensor_tree import arrays_of, elements_and_length, move
 from latfix.runners.engine.worker import ModelInstance, Ran, Worker
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
 from latfix.runners.scheduling.routed_queue import Door
@@ -179,9 +179,9 @@ class SteppingWorker(Worker):
     def _start(self, rows: list[_Row]) -> Any:
         recorder, instance = self._engine.recorder, self._instance
         batch = instance.collate([row.member.inputs for row in rows])
-        tensors = tensors_of(batch)
-        _, length = elements_and_length(tensors, 1)
-        fresh = int(instance.first_time(tensors))
+        arrays = arrays_of(batch)
+        _, length = elements_and_length(arrays, 1)
+        fresh = int(instance.first_time(arrays))
         collated = time.perf_counter_ns()
         spent = difference(self._counters.snapshot(), rows[0].before)
         process = time.process_time_ns() - rows[0].process_ns

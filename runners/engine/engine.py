@@ -21,7 +21,7 @@ from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import ProcessMemory, ThreadCounters, difference
 from latfix.request import PRIORITIES, Request
 from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, raised_by
-from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of, width_of
+from latfix.runners.calls.tensor_tree import arrays_of, elements_and_length, width_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, Steps
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.engine.overlapping_worker import OverlappingWorker
@@ -326,8 +326,8 @@ class Engine:
         failure = ""
         try:
             inputs = self.adapter.prepare(request)
-            tensors = tensors_of(inputs)
-            elements, length = elements_and_length(tensors, 0)
+            arrays = arrays_of(inputs)
+            elements, length = elements_and_length(arrays, 0)
         except USER_ERRORS as error:
             failure = raised_by("prepare", error)
         spent = difference(counters.snapshot(), before)
@@ -339,7 +339,7 @@ class Engine:
             return
         recorder.input_elements[slot] = elements
         recorder.input_length[slot] = length
-        recorder.input_width[slot] = width_of(tensors)
+        recorder.input_width[slot] = width_of(arrays)
         recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)
         if spans:
             recorder.prepare_span[slot] = self.log_spans(spans, slot, "prepare")

@@ -17,7 +17,7 @@ from latfix.profilers.probes.thread_counters import Account, ThreadCounters, dif
 from latfix.runners.calls.buffer_pool import BufferPool
 from latfix.runners.calls.call_counters import Calls
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, raised_by, split_output
-from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, shapes_of, tensors_of
+from latfix.runners.calls.tensor_tree import arrays_of, elements_and_length, map_tensors, move, shapes_of
 from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.async_batches import Collated, Flight, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
@@ -113,9 +113,9 @@ class ModelInstance:
             return move(batch, self.device, self.dtype)
         return map_tensors(batch, lambda tensor, _: accelerator.upload(tensor, self.dtype))
 
-    def first_time(self, tensors: list[torch.Tensor]) -> bool:
+    def first_time(self, arrays: list[Any]) -> bool:
         """True if no batch of these shapes has run here before; remembers them."""
-        key = shapes_of(tensors)
+        key = shapes_of(arrays)
         if key in self.seen:
             return False
         self.seen.add(key)
@@ -384,8 +384,8 @@ class Worker:
         start, recorder.batch["wake_runq_ns"][batch_id] = counters.wake()
         try:
             batch = self._instance.collate([member.inputs for member in members])
-            tensors = tensors_of(batch)
-            elements, length = elements_and_length(tensors, 1)
+            arrays = arrays_of(batch)
+            elements, length = elements_and_length(arrays, 1)
         except USER_ERRORS as error:
             raise CollateError(raised_by("collate", error)) from None
         if self.flights is None and self._instance.dtype is not None:
@@ -397,7 +397,7 @@ class Worker:
         values = {
             "padded_elements": elements,
             "padded_length": length,
-            "first_shape": int(self._instance.first_time(tensors)),
+            "first_shape": int(self._instance.first_time(arrays)),
         }
         recorder.batch_values(batch_id, values)
         recorder.batch_account("collate", batch_id, (*spent, middle - opening, *grown))

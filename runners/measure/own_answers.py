@@ -16,7 +16,7 @@ from latfix.runners.answers.agreement import Shapes, Yardstick
 from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.answers.own_variation import OwnAnswers, differ, own_variation
 from latfix.runners.calls.model_call import USER_ERRORS
-from latfix.runners.calls.tensor_tree import tensors_of
+from latfix.runners.calls.tensor_tree import arrays_of
 from latfix.runners.host.privileges import available_bytes
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
@@ -113,6 +113,6 @@ def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Ans
 
 def _shapes(service: Service, request: Request) -> Shapes | None:
     try:
-        return [tuple(tensor.shape) for tensor in tensors_of(service.models.adapter.prepare(request))]
+        return [tuple(array.shape) for array in arrays_of(service.models.adapter.prepare(request))]
     except USER_ERRORS:  # it has no answer either
         return None

@@ -7,6 +7,7 @@ for a while runs the smallest input seen, so that the next request meets a warm 
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class Resident:
         elements = elements_of(inputs)
         if elements and (self.inputs is None or elements < self.elements):
             # A copy: the adapter may overwrite what ``prepare`` returned.
-            self.inputs = map_tensors(inputs, lambda tensor, _: tensor.detach().clone())
+            self.inputs = copy.deepcopy(map_tensors(inputs, lambda tensor, _: tensor.detach()))
             self.elements = elements
 
     def once(self) -> None:

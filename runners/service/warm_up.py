@@ -15,7 +15,7 @@ from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
-from latfix.runners.calls.tensor_tree import elements_of, shapes_of, tensors_of
+from latfix.runners.calls.tensor_tree import arrays_of, elements_of, shapes_of
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.async_batches import Collated, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
@@ -80,7 +80,7 @@ def representative(adapter: Workload, traffic: Traffic, wanted: int) -> list[Any
     """Prepared inputs of distinct shapes from a sample of the traffic, spread evenly over their sizes, ascending."""
     shapes: dict[Any, tuple[int, Any]] = {}
     for elements, value in prepared_sample(adapter, traffic):
-        shapes.setdefault(shapes_of(tensors_of(value)), (elements, value))
+        shapes.setdefault(shapes_of(arrays_of(value)), (elements, value))
     prepared = sorted(shapes.values(), key=lambda pair: pair[0])
     if not prepared:
         return []
@@ -120,7 +120,7 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
         try:
             at_once = 2 if flights is not None and settings.overlap else 1
             batches = [instance.collate([value] * size) for _ in range(at_once)]
-            instance.first_time(tensors_of(batches[0]))
+            instance.first_time(arrays_of(batches[0]))
             if flights is None:
                 call_model(instance.model, instance.on_device(batches[0]))
                 return 1

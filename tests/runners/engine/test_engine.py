@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -263,8 +264,9 @@ def test_spans_belong_to_their_request_and_stage() -> None:
     assert (rows["prepare_span_ns"] <= rows["prepare_ns"]).all()
 
 
-def test_padding_is_counted() -> None:
-    adapter = Adapter(prepare=lambda request: torch.ones(2 + int(request.id), 3))
+@pytest.mark.parametrize("ones", [torch.ones, np.ones], ids=["tensors", "arrays"])
+def test_padding_is_counted(ones: Callable[[tuple[int, int]], Any]) -> None:
+    adapter = Adapter(prepare=lambda request: ones((2 + int(request.id), 3)))
     served = _served(requests_of(4), adapter=adapter, max_batch_size=4)
     assert served.rows["input_elements"].tolist() == [6, 9, 12, 15]
     assert served.rows["input_length"].tolist() == [2, 3, 4, 5]
