@@ -92,7 +92,8 @@ def _convert(
     threads = settings.intra_op_threads or torch.get_num_threads()
     try:
         graph = load_graph(exported, threads, settings)
-        converted = _replacement(model, exported, tally.counting(graph.run), batches[0], outputs)
+        dtypes = [tensor.dtype for tensor in expected[0]]
+        converted = _replacement(model, exported, tally.counting(graph.run), batches[0], outputs, dtypes)
         deviation = largest_deviation(expected, converted, batches)
     except KeyboardInterrupt:
         raise
@@ -100,7 +101,7 @@ def _convert(
         if exported.cached:
             raise _StaleCache from error
         raise RunnerError(f"the model converted for {settings.backend} does not run: {describe(error)}") from error
-    if too_far(deviation, settings):
+    if too_far(deviation, half=settings.precision == "bf16" or _computes_in_half(model)):
         if exported.cached:
             raise _StaleCache
         raise other_answers(f"the model converted for {settings.backend}", deviation, len(batches))
@@ -123,9 +124,16 @@ def largest_deviation(expected: Sequence[Sequence[torch.Tensor]], model: Any, ba
     )
 
 
-def too_far(deviation: float, settings: RunnerSettings) -> bool:
-    """True if the deviation is too large for the default precision. The error of bfloat16 is judged by accuracy."""
-    return deviation > _FAR and settings.precision == "default"
+def too_far(deviation: float, *, half: bool) -> bool:
+    """True if the deviation is too large.
+
+    :param half: one of the models computes in 16 bits: its rounding is judged by accuracy.
+    """
+    return deviation > _FAR and not half
+
+
+def _computes_in_half(model: torch.nn.Module) -> bool:
+    return any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
 
 
 def other_answers(what: str, deviation: float, batches: int, limit: float = _FAR) -> RunnerError:
@@ -137,7 +145,12 @@ def other_answers(what: str, deviation: float, batches: int, limit: float = _FAR
 
 
 def _replacement(
-    model: torch.nn.Module, exported: Exported, run: Callable[[Arrays], Arrays], example: Any, outputs: Any
+    model: torch.nn.Module,
+    exported: Exported,
+    run: Callable[[Arrays], Arrays],
+    example: Any,
+    outputs: Any,
+    dtypes: Sequence[torch.dtype],
 ) -> ReplacedModel:
     """Replaces the model for batches whose fixed dimensions have the sizes seen in the traffic."""
 
@@ -149,7 +162,8 @@ def _replacement(
         )
 
     def torch_run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.from_numpy(array) for array in run([tensor.numpy() for tensor in tensors])]
+        arrays = run([tensor.numpy() for tensor in tensors])
+        return [torch.from_numpy(array).to(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
 
     return ReplacedModel(model, example, outputs, fits=fits, run=torch_run)
 

@@ -49,7 +49,7 @@ def serve_file(
             served = FileModule(other, model.layout, model.output_names, model.output_axes)
             expected = [flatten(call_on_copy(model, batch))[0] for batch in batches]
             deviation = largest_deviation(expected, served, batches)
-    if too_far(deviation, settings):
+    if too_far(deviation, half=settings.precision == "bf16"):
         raise other_answers(f"{own.file}: {backend}", deviation, len(batches))
     other.count_in(tally)
     return served, Conversion(

@@ -344,6 +344,21 @@ def test_bfloat16_is_used_only_if_requested(padded: Path) -> None:
         assert verified(fuse_openvino.FIX, half).effective
 
 
+@pytest.mark.skipif(bool(backend_missing("openvino")), reason="needs OpenVINO")
+def test_a_model_in_bfloat16_answers_in_bfloat16(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    """NumPy has no bfloat16; and its rounding is no reason to refuse a conversion."""
+    adapter = padded_service.PADDED.replace("EACH", "x").replace("return Net()", "return Net().bfloat16()")
+    folder = write_workload(
+        tmp_path / "half", adapter=adapter.replace("torch.tensor(1.0 + k)", "torch.tensor(1 + k)")
+    )
+    plain, other = loaded(folder), loaded(folder, backend="openvino")
+    requests = [traffic().request(k) for k in (0, 11, 3)]
+    for a, b in zip(plain.predict(requests), other.predict(requests), strict=True):
+        assert a.output["all"].dtype == b.output["all"].dtype == torch.bfloat16, b.error
+        assert torch.allclose(a.output["all"], b.output["all"], rtol=0.1, atol=0.1)
+    assert verified(fuse_openvino.FIX, other).effective
+
+
 def test_a_backend_that_is_not_installed(padded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert backend_missing("torch") == ""
