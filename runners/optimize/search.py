@@ -94,6 +94,11 @@ class Trial:
         """Score of its answers; ``None`` if they were not scored."""
         return float(self.scored["score"]) if self.scored else None
 
+    @property
+    def refused(self) -> bool:
+        """True if its answers were not accurate enough, so that it was not replayed."""
+        return self.status == "rejected" and self.comparison is None
+
     def prediction_error(self, key: str) -> float | None:
         """Error of the predicted ratio of a statistic, as a share of the measured one."""
         if self.prediction is None or self.comparison is None:
@@ -864,12 +869,13 @@ class Search:
         if fix.id in self._dropped:
             reason = "replayed together with other fixes; next to them it is predicted to gain nothing"
             return fix.step("no_gain", reason)
-        for trial in reversed(self.trials):
-            tried = trial.configuration
-            if fix.id in tried.fixes and tried.fixes != self.best.fixes:
-                status = "no_gain" if trial.status == "kept" else trial.status
-                reason = trial.reason if tried.words == fix.id else f"tried as {tried.words}: {trial.reason}"
-                return _trial_step(fix, trial, status, reason, tried, tried.fixes)
+        trials = [trial for trial in reversed(self.trials) if trial.configuration.fixes != self.best.fixes]
+        # Refused answers say nothing about a fix that keeps them, if its replays do.
+        trials.sort(key=lambda trial: trial.refused and not fix.changes_outputs)
+        if (trial := next((each for each in trials if fix.id in each.configuration.fixes), None)) is not None:
+            tried, status = trial.configuration, "no_gain" if trial.status == "kept" else trial.status
+            reason = trial.reason if tried.words == fix.id else f"tried as {tried.words}: {trial.reason}"
+            return _trial_step(fix, trial, status, reason, tried, tried.fixes)
         return self._measured_step(fix) or self._unmeasured_step(fix, ended)
 
     def _measured_step(self, fix: Fix) -> Step | None:

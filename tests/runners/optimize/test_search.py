@@ -303,6 +303,17 @@ def test_batches_that_change_answers_rule_out_no_other_fix(search: Any, world: A
     assert scored(world) == ["before", "trial-1", "a.FAST"], "another size of batches is not scored"
 
 
+def test_answers_that_are_refused_say_nothing_about_fixes_that_keep_them(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.limits, world.scores = {8: 0.7}, {"INT8": 0.9}
+    monkeypatch.setattr("latfix.runners.optimize.search.decide", lambda *_: ("no_gain", "no difference"))
+    outcome = search(model(world, "INT8", 0.95, accepted=0.5), limits(world, 8))
+    assert [trial.configuration.fixes for trial in outcome.trials] == [("a.LIMIT",), ("a.INT8", "a.LIMIT")]
+    assert world.statuses(outcome) == {"a.INT8": "rejected", "a.LIMIT": "no_gain"}
+    assert "no difference" in world.step(outcome, "LIMIT").reason
+
+
 def test_of_batches_that_do_not_run_smaller_ones_are_tried(search: Any, world: Any) -> None:
     def die(arm: Any, _name: str) -> None:
         if arm.settings.max_batch_size == 8:
