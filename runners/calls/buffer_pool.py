@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latfix.adapter_api import check_stackable, map_structure
 from latfix.runners.calls.tensor_tree import map_tensors
 
@@ -77,9 +79,11 @@ class BufferPool:
         kept = (*self._inputs.values(), *self._answers.values())
         return sum(buffer.storage.nbytes() for buffers in kept for buffer in buffers)
 
-    def _stack(self, tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
+    def _stack(self, tensors: Sequence[Any], path: tuple[Any, ...]) -> Any:
         import torch
 
+        if all(isinstance(tensor, np.ndarray) for tensor in tensors):
+            return self._stack([torch.from_numpy(array) for array in tensors], path).numpy()
         check_stackable(tensors)
         first = tensors[0]
         rest = first.shape[1:]

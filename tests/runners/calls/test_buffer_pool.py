@@ -47,6 +47,14 @@ def test_equal_to_the_default_collate_batch_after_batch(batches: list[list[Any]]
         torch.testing.assert_close(pool.collate(batch), default_collate(batch), rtol=0, atol=0)
 
 
+def test_arrays_are_batched_in_buffers_too() -> None:
+    pool = BufferPool()
+    for sizes in ((2, 3), (3, 1)):
+        batch = [{"rows": np.full((size, 2), float(size))} for size in sizes]
+        np.testing.assert_array_equal(pool.collate(batch)["rows"], default_collate(batch)["rows"], strict=True)
+    assert (pool.hits, pool.misses) == (1, 1)
+
+
 def test_a_buffer_is_reused_without_old_contents() -> None:
     pool = BufferPool()
     first = pool.collate([torch.ones(8), torch.ones(8)])
