@@ -38,6 +38,7 @@ class Conversion:
     :param deviation: the largest deviation, as a share of the original's largest number.
     :param precisions: number of operators by compute type, if the backend reports it.
     :param file: the model file that the backend runs unmodified; empty if the model was exported.
+    :param in_half: the model's own weights are in 16 bits.
     """
 
     backend: str
@@ -48,6 +49,7 @@ class Conversion:
     threads: int
     precisions: dict[str, int]
     file: str = ""
+    in_half: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the evidence."""
@@ -88,6 +90,7 @@ def _convert(
 ) -> tuple[ReplacedModel, Conversion]:
     started = time.perf_counter()
     expected, outputs = answers_to(model, batches)
+    in_half = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
     exported = export(model, batches, sources, fresh=fresh)
     threads = settings.intra_op_threads or torch.get_num_threads()
     try:
@@ -101,7 +104,7 @@ def _convert(
         if exported.cached:
             raise _StaleCache from error
         raise RunnerError(f"the model converted for {settings.backend} does not run: {describe(error)}") from error
-    if too_far(deviation, half=settings.precision == "bf16" or _computes_in_half(model)):
+    if too_far(deviation, half=settings.precision == "bf16" or in_half):
         if exported.cached:
             raise _StaleCache
         raise other_answers(f"the model converted for {settings.backend}", deviation, len(batches))
@@ -113,6 +116,7 @@ def _convert(
         deviation=float(deviation),
         threads=threads,
         precisions=graph.precisions(),
+        in_half=in_half,
     )
 
 
@@ -130,10 +134,6 @@ def too_far(deviation: float, *, half: bool) -> bool:
     :param half: one of the models computes in 16 bits: its rounding is judged by accuracy.
     """
     return deviation > _FAR and not half
-
-
-def _computes_in_half(model: torch.nn.Module) -> bool:
-    return any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
 
 
 def other_answers(what: str, deviation: float, batches: int, limit: float = _FAR) -> RunnerError:

@@ -43,7 +43,7 @@ class Staging(BufferPool):
         self.answer_hits, self.answer_misses = self.answer_hits + there, self.answer_misses + (not there)
         return flat
 
-    def _stack(self, tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
+    def _stack(self, tensors: Sequence[Any], path: tuple[Any, ...]) -> Any:
         if len(tensors) == 1 and tensors[0].is_contiguous() and self._accelerator.is_pinned(tensors[0]):
             return tensors[0].unsqueeze(0)
         return super()._stack(tensors, path)

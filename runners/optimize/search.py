@@ -872,8 +872,11 @@ class Search:
         trials = [trial for trial in reversed(self.trials) if trial.configuration.fixes != self.best.fixes]
         # Refused answers say nothing about a fix that keeps them, if its replays do.
         trials.sort(key=lambda trial: trial.refused and not fix.changes_outputs)
-        if (trial := next((each for each in trials if fix.id in each.configuration.fixes), None)) is not None:
-            tried, status = trial.configuration, "no_gain" if trial.status == "kept" else trial.status
+        for trial in trials:
+            tried = trial.configuration
+            if fix.id not in tried.fixes:
+                continue
+            status = "no_gain" if trial.status == "kept" else trial.status
             reason = trial.reason if tried.words == fix.id else f"tried as {tried.words}: {trial.reason}"
             return _trial_step(fix, trial, status, reason, tried, tried.fixes)
         return self._measured_step(fix) or self._unmeasured_step(fix, ended)

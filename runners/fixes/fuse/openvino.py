@@ -9,11 +9,12 @@ from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 def _verify(applied: Applied) -> Verified:
     found = converted(applied, "openvino")
+    wanted = applied.settings.precision
     conversions = applied.evidence.get("conversions", [])
     half = sum(number for one in conversions for name, number in one["precisions"].items() if "bf16" in name.lower())
-    # A model whose own weights are in bfloat16 has such operators without the setting.
-    if not half and applied.settings.precision == "bf16":
-        return Verified(False, f"no operator computed in bfloat16, but precision is bf16; {found.evidence}")
+    own = any(one.get("in_half") for one in conversions)
+    if bool(half) != (wanted == "bf16") and not (half and own):
+        return Verified(False, f"{half} operators computed in bfloat16, but precision is {wanted}; {found.evidence}")
     return found
 
 
