@@ -264,10 +264,11 @@ class Search:
         """Seconds of the budget that must remain when ways are measured before the replays."""
         left = self.bench.left_s()
         spare = max(left - self.reserved_s(), 0.0)
-        scored = self._scored_fixes()
-        trials = spare - self.bench.trial_s(scored)
-        # If no trial fits, the best way is only scored before the final replay, and what is not measured cannot be.
-        most = min(_MEASURING * spare, trials) if trials > 0 else max(spare - self.bench.scoring_s(scored), 0.0)
+        scored, half = self._scored_fixes(), _MEASURING * spare
+        # What is not measured cannot be chosen: if no trial fits beside it, the best way is only scored before the
+        # final replay.
+        fits = half + self.bench.trial_s(scored) <= spare + self._lent_s(scored)
+        most = half if fits else max(spare - self.bench.scoring_s(scored), 0.0)
         return left - most
 
     def _measure_ways(self, planner: Planner, until: float) -> None:
@@ -423,9 +424,10 @@ class Search:
         """Replay the best predicted configurations while they promise more than the current best."""
         tried = {(), *(trial.configuration.key for trial in self.trials)}
         reported = rejected = False
+        least = _WORTH_A_REPLAY
         while True:
             ranked = self._ranked(planner, tried)
-            best = next((one for one in ranked if self._promise(planner, one) >= _WORTH_A_REPLAY), None)
+            best = next((one for one in ranked if self._promise(planner, one) >= least), None)
             if rejected and (self.best.choices or best is None):
                 # A substitute takes long to find: look for one only after there is something to prove.
                 rejected = False
@@ -440,9 +442,12 @@ class Search:
             if best is None:
                 break
             tried.add(best.key)
-            if refusal := self._out_of_time([choice.fix for choice in best.choices], self._promise(planner, best)):
-                # Another one may take less: no conversion, no answers to score.
+            promise = self._promise(planner, best)
+            if refusal := self._out_of_time([choice.fix for choice in best.choices], promise):
+                # Another one may take less: no conversion, no answers to score. But what gains much less would use
+                # the time in which the final replay can test this one.
                 self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
+                least = least if self.best.choices else max(least, promise - _MUCH)
                 continue
             self._replay(best, planner)
             rejected |= self.trials[-1].status == "rejected"
@@ -792,11 +797,16 @@ class Search:
         if not self.best.choices:  # nothing to prove yet, and a shorter proof is better than none
             left += reserved * _SHORTER_PROOF
         elif promise >= _MUCH:
-            proof_s = max(reserved * _FEWER_ROUNDS, _LEAST_ROUNDS * self.bench.least_round_s(fixes))
-            left += max(reserved - proof_s, 0.0)
+            left += self._lent_s(fixes)
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
+
+    def _lent_s(self, fixes: Sequence[Fix]) -> float:
+        """Seconds of the final replay's time that the search may use for a large gain."""
+        reserved = self.reserved_s()
+        proof_s = max(reserved * _FEWER_ROUNDS, _LEAST_ROUNDS * self.bench.least_round_s(fixes))
+        return max(reserved - proof_s, 0.0)
 
     def _record_progress(self) -> None:
         """Write the journal, and forget what preconditions made of earlier results."""

@@ -444,6 +444,21 @@ def test_without_time_for_a_trial_the_best_way_is_scored_and_goes_to_the_final_r
     assert outcome.final_accuracy == 1.0 and world.now <= 70.0
 
 
+@pytest.mark.parametrize("budget_s", [72.0, 90.0, 100.0, 120.0, 140.0, 160.0])
+def test_the_quickest_way_is_measured_and_proved_however_short_the_time(
+    search: Any, world: Any, budget_s: float
+) -> None:
+    """What is made sooner gains less: neither measuring it nor replaying it first may use up the time."""
+    ways = [
+        model(world, "FIRST", 0.6),
+        model(world, "SECOND", 0.4, making_s=10.0),
+        model(world, "THIRD", 0.2, making_s=12.0),
+    ]
+    outcome = search(*ways, budget_s=budget_s)
+    assert dict(outcome.settings.env) == {"THIRD": "0.2"} and outcome.verdict == "improved"
+    assert world.now <= budget_s
+
+
 def test_the_way_that_treats_the_main_cause_may_use_time_of_the_final_replay(search: Any, world: Any) -> None:
     """The baseline left less than the final replay's share; one round of it still fits."""
     world.first_load_s = 25.0
