@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import tempfile
 import threading
 import time
@@ -268,7 +269,8 @@ def _stretch(
     """Latencies in nanoseconds in schedule order, and the cores used by the process."""
     prepare_folder(folder, Replay(spec=spec, traffic=traffic, settings=spec.settings))
     kind = RecordedReplay if probes else _Bare
-    replay = kind(service, traffic, folder, _Silent(), threading.Event(), first=False)  # type: ignore[arg-type]
+    limits = {"first": False, "most_s": math.inf}
+    replay = kind(service, traffic, folder, _Silent(), threading.Event(), **limits)  # type: ignore[arg-type]
     with contextlib.nullcontext() if probes else _without_probes(overlap=spec.settings.overlap):
         wall, cpu = time.perf_counter(), time.process_time()
         replay.run()
