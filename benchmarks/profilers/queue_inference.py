@@ -131,12 +131,12 @@ def shared_log(service: str, load: str, cores: int, seed: int) -> Log:
         until = arrival[row] if row >= 0 else math.inf
         while there:
             speed = min(1.0, cores / len(there))
-            end = now + (there[0][0] - received) / speed
-            if end > until:
+            ended = now + (there[0][0] - received) / speed
+            if ended > until:
                 received += (until - now) * speed
                 break
-            now, received = end, there[0][0]
-            ends[heapq.heappop(there)[1]] = end
+            now, received = ended, there[0][0]
+            ends[heapq.heappop(there)[1]] = ended
         now = until
         if row >= 0:
             heapq.heappush(there, (received + need[row], row))
