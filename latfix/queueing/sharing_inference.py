@@ -97,7 +97,7 @@ def _cores(arrival: Ints, latency: Ints) -> float | None:
     def received(cores: float) -> Floats:
         return latency - presence.waits(presence.others_ns(cores))
 
-    if not np.ptp(met) or _related(latency, met) < _SURE or _related(received(1.0), met) > _SURE:
+    if not np.ptp(met) or _related(latency, met) < _SURE:
         return None
     low, high = 0.0, math.log(max(presence.there.max(), 2))
     for _ in range(_HALVINGS):

@@ -22,9 +22,11 @@ JITTER_NEIGHBORS = 10
 def scale_time(traffic: Traffic, speed: float) -> Traffic:
     """Divide all arrival times by ``speed``: 2 replays twice as fast. Deadlines are unchanged.
 
-    :raises InputError: ``speed`` is not a finite number above 0, or the result exceeds 31 years.
+    :raises InputError: ``speed`` is not a number above 0 and at most a billion, or the result exceeds 31 years.
     """
     _positive("speed", speed)
+    if speed > MAX_SECONDS:  # any traffic would arrive within a second; a record holds no number beyond 2^63
+        raise InputError(f"speed: found {speed:g}; expected at most {MAX_SECONDS:.0e}")
     _check_duration(traffic.duration_s / speed, f"speed {speed:g}")
     scaled = np.rint(traffic.arrival_ns.astype(np.longdouble) / np.longdouble(speed)).astype(np.int64)
     return _noted(replace(traffic, arrival_ns=scaled), "scale_time", speed=speed)

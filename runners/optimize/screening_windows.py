@@ -23,7 +23,7 @@ _LONGEST_S = 6.0
 #: Requests that two windows together should hold.
 _ENOUGH = 200
 #: Requests that a final replay should hold, and the minimum for a slow service that leaves time for few rounds.
-_WANTED_REQUESTS, LEAST_REQUESTS = 60, 20
+_WANTED_REQUESTS, _LEAST_REQUESTS = 60, 20
 #: Requests that the first window should hold.
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile are slow.
@@ -108,7 +108,7 @@ def served_part(record: RunRecord) -> RunRecord:
     ended_ns = rows["arrival_ns"] + rows["latency_ns"]
     left = (rows["status"] == Status.TIMEOUT) & (ended_ns == ended_ns.max(initial=0))  # others timed out before
     count = int(rows["index"][left].min(initial=len(record.traffic)))
-    if record.meta.behind_s is None or count < LEAST_REQUESTS:
+    if record.meta.behind_s is None or count < _LEAST_REQUESTS:
         return record
     kept = {name: column[rows["index"] < count] for name, column in rows.items()}
     inside = np.isin(record.batches["batch_id"], kept["batch_id"])
@@ -139,7 +139,7 @@ def slowest_stretch(
     :param most_s: maximum length for that reason.
     """
     span_s = traffic.duration_s - traffic.start_s
-    should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, LEAST_REQUESTS))
+    should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, _LEAST_REQUESTS))
     width_s = max(wanted_s, min(should_s, most_s), least_s, SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return _whole(traffic, baseline)
@@ -164,7 +164,7 @@ def _whole(traffic: Traffic, baseline: RunRecord) -> Traffic:
     """All of the traffic, cut where it would bring too much work for two windows."""
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     longest = max(last - first, int(2 * _LONGEST_S * 1e9))
-    fits = len(traffic) <= LEAST_REQUESTS or _work_s(baseline).sum() <= _MOST_WORK * longest / 1e9
+    fits = len(traffic) <= _LEAST_REQUESTS or _work_s(baseline).sum() <= _MOST_WORK * longest / 1e9
     return traffic if fits else _slice(traffic, baseline, first, longest)
 
 
@@ -172,7 +172,7 @@ def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Tra
     """``width`` nanoseconds of the traffic, cut where they would bring too much work."""
     first, last = np.searchsorted(traffic.arrival_ns, (start, start + width)).tolist()
     done = np.cumsum(_work_s(baseline)[first:last])
-    fitting = first + max(int(np.searchsorted(done, _MOST_WORK * width / 1e9)), LEAST_REQUESTS)
+    fitting = first + max(int(np.searchsorted(done, _MOST_WORK * width / 1e9)), _LEAST_REQUESTS)
     end = int(traffic.arrival_ns[fitting]) if fitting < last else start + width
     return slice_time(traffic, start / 1e9, end / 1e9)
 

@@ -57,7 +57,7 @@ from latfix.traffic.schedule import Traffic
 _STATUS_INTERVAL_S = 0.25
 _LEAD_IN_NS = 250_000_000
 #: Requests that a replay with a backlog waits for in any case.
-LEAST_ANSWERED = 20
+_LEAST_ANSWERED = 20
 #: Time limit for a service to end its threads without its backlog.
 _ABANDON_S = 5.0
 
@@ -261,7 +261,7 @@ class RecordedReplay:
         A service that answered only a few by then is slow rather than behind, and its record would show nothing.
         """
         while not engine.drain(self._stop, _STATUS_INTERVAL_S):
-            few = self._recorder.completed - self._warmup < LEAST_ANSWERED
+            few = self._recorder.completed - self._warmup < _LEAST_ANSWERED
             if self._stop.is_set() or not (few or time.perf_counter_ns() < until_ns):
                 return False
         return True

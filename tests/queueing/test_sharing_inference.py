@@ -65,6 +65,22 @@ def test_nor_is_a_queue_in_two_stages() -> None:
     assert infer_sharing(arrival.astype(np.int64), (end - arrival).astype(np.int64), 1000) is None
 
 
+@pytest.mark.parametrize("service", ["10 % nine times as long", "25 % five times as long"])
+def test_nor_is_a_queue_in_random_order(service: str) -> None:
+    """Arrivals do not tell them apart, but short requests wait as long as long ones, if they differ that much."""
+    rng = np.random.default_rng(0)
+    need = SERVICES[service](rng)[:1_500]
+    arrival = np.cumsum(rng.exponential(need.mean() / 0.7, 1_500))
+    end, now, left = np.zeros(1_500), 0.0, set(range(1_500))
+    while left:
+        there = [row for row in left if arrival[row] <= now] or [min(left)]
+        row = there[int(rng.integers(len(there)))]
+        now = end[row] = max(now, arrival[row]) + need[row]
+        left.remove(row)
+    at = (1e9 * arrival).astype(np.int64)
+    assert infer_sharing(at, (1e9 * end).astype(np.int64) - at, 1000) is None
+
+
 def test_waits_of_equal_work() -> None:
     """Two that come together on one core take twice as long; one that has two cores of three takes half."""
     assert equal_work_waits(np.array([0.0, 0.0, 9.0]), 4.0, 1.0).tolist() == [4.0, 4.0, 0.0]

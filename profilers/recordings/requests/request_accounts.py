@@ -123,7 +123,6 @@ class _Ledger:
     :ivar stalled: time lost in shared stalls, by cause.
     :ivar wait: in the queue, or for others that share the ``cores``; of it, ``traffic`` remains with every service at
         reference; ``overload`` True if that grew too long for a burst. ``None`` if neither is known.
-    :ivar alone: requests that met no other, if they share cores.
     :ivar expected: service that a request's input needs; ``typical`` its median. ``sharing`` the service beyond it
         because others share the batch; ``None`` without batches.
     :ivar base_level: service of a quiet request without its parts, whose medians are ``median_of``.
@@ -145,7 +144,6 @@ class _Ledger:
         self.overload: Bools | None = None
         self.servers = 1
         self.cores: float | None = None
-        self.alone: Bools | None = None
         self.always_busy = False
         self.closed = None
         if table.timed and not table.sampled:
@@ -281,7 +279,6 @@ class _Ledger:
         if sharing is None:
             return False
         self.cores, self.wait = sharing.cores, sharing.wait_ns
-        self.alone = in_flight(self.arrival, self.latency) == 0
         self.base = self.base - self.wait
         if "host.contention" in self.parts:  # also waits for threads of the service
             self.parts["host.contention"] = np.maximum(self.parts["host.contention"] - self.wait, 0)
@@ -608,9 +605,8 @@ class _Ledger:
         last = first + len(waited)
         until = np.arange(first, last)
         empty: Bools = (self.wait if self.wait is not None else self.latency) <= 0
-        if self.alone is not None:
+        if self.cores is not None:
             until = np.searchsorted(self.arrival, self.arrival[part] + self.latency[part])
-            empty = self.alone
         since = int(np.flatnonzero(empty[: first + 1])[-1]) if empty[: first + 1].any() else 0
         whole = slice(since, max(int(until.max(initial=0)), last))
         begins = empty[whole].copy()

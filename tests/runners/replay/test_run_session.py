@@ -30,7 +30,6 @@ from latfix.runners.replay.run_session import (
 )
 from latfix.traffic.io import stored_schedule
 from latfix.traffic.schedule import Traffic
-from latfix.traffic.transforms import scale_time
 
 AT_ONCE = 8
 
@@ -130,7 +129,7 @@ def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(
     tmp_path: Path, write_workload: object
 ) -> None:
     spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
-    traffic = scale_time(Traffic.plain(np.arange(3, dtype=np.int64)), 1e300)
+    traffic = Traffic.plain(np.arange(3, dtype=np.int64), metadata={"transforms": [{"speed": 1e300}]})
     with pytest.raises(InputError, match=r"traffic\.transforms\.speed = 1e\+300; expected a number of at most 2\^63"):
         prepare_folder(tmp_path / "run", Replay(spec=spec, traffic=traffic, settings=spec.settings))
     assert not (tmp_path / "run").exists()

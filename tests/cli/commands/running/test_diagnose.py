@@ -39,8 +39,6 @@ def bench(
 ) -> Bench:
     del no_runner
     monkeypatch.chdir(tmp_path)
-    # That other tests use the cores would be said before the error.
-    monkeypatch.setattr("latfix.cli.shared.replay_progress.ReplayLines._check", lambda _self: None)
     return Bench(tmp_path, write_workload(tmp_path / "w"), cli)
 
 
@@ -164,6 +162,7 @@ OPTIONS: list[tuple[tuple[object, ...], str]] = [
     (("--speed", "inf"), "--speed"),
     (("--speed", "fast"), "--speed"),
     (("--speed", "1e-300"), ""),
+    (("--speed", "9.3e18"), "speed: found 9.3e+18"),
     (("--duration", "0"), "--duration"),
     (("--duration", "-3"), "--duration"),
     (("--duration", "nan"), "--duration"),

@@ -16,7 +16,7 @@ from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import times_words
-from latfix.queueing.closed_loop import find_closed_loop
+from latfix.queueing.closed_loop import find_closed_loop, in_flight
 from latfix.queueing.queue_inference import infer_queue, served_from, starts
 from latfix.queueing.sharing_inference import infer_sharing
 from latfix.results.diagnosis import Diagnosis
@@ -149,6 +149,26 @@ def test_those_that_share_cores_with_large_requests_wait_for_them() -> None:
     assert size.propagated_ms > size.own_ms > 0 and size.tail_share > 0.6
     unexplained = next(cause for cause in result.causes if cause.cause == "unexplained")
     assert unexplained.tail_share < 0.1
+
+
+def test_a_request_that_found_the_cores_free_waits_for_a_large_one_that_came_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rare(rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        large = rng.random(3_000) < 0.02
+        return np.where(large, 0.1, 0.005) * rng.lognormal(0, np.where(large, 0.05, 0.3))
+
+    monkeypatch.setitem(SERVICES, "rare", rare)
+    at, latency = shared_log("rare", "0.5", 1, seed=41)
+    need = rare(np.random.default_rng(41))
+    result = diagnosed(log_of(at, at + latency, features={"size": np.where(need > 0.05, 20.0, 1.0)}))
+    ledger, causes = result.ledger, result.ledger.causes
+    late = (in_flight(at, latency) == 0) & (latency > 1.5e9 * need) & (need < 0.05)
+    came = np.searchsorted(at, at + latency)
+    late &= np.array([(need[k + 1 : last] > 0.05).any() for k, last in enumerate(came.tolist())])
+    assert np.count_nonzero(late) > 5
+    propagated = ledger.propagated_ns[:, late].sum(axis=1)
+    assert propagated[causes.index("input.size")] > 0.8 * propagated.sum() > 0
 
 
 def test_a_core_that_a_request_awaited_beside_others_is_not_counted_twice() -> None:
