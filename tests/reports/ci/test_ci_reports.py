@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 
 from latfix.formatting import milliseconds
@@ -149,6 +150,9 @@ def test_junit_keeps_its_shape_whatever_it_is_given(attack: str) -> None:
     _check_schema(root)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", written)
     assert len(root[0].findall("testcase")) == 4
+    (suite,) = JUnitXml.fromstring(written)
+    found = [type(each.result[0]).__name__ if each.result else "passed" for each in suite]
+    assert found == ["Failure", "Skipped", "passed", "Error"]
 
 
 def _html(summary: Summary) -> str:
