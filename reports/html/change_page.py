@@ -214,17 +214,20 @@ def _write_change(
     arms = [(change.before.label, records[0], "before"), (change.after.label, records[1], "after")]
     evidence = replay_evidence(arms, last, stories)
     present = {"change": True, **present, **evidence, "method": True}
-    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "remaining", "slowest", "windows")
+    order = (
+        *("change", "gates", "plan", "ablation", "front", "steps", "arms", "remaining", "slowest"),
+        *("windows", "traffic", "machine", "causes", "method"),
+    )
     labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "Baseline"
     of = last_round(rounds)
     titles = {"change": labels, "remaining": f"{TITLES['causes']}, {change.after.label}"}
     if evidence["remaining"] is not None:
         titles["causes"] = f"{TITLES['causes']}, {change.before.label}"
     if measured:
-        for anchor in ("slowest", "windows", "machine"):
+        for anchor in ("slowest", "windows", "traffic", "machine"):
             titles[anchor] = f"{TITLES[anchor]}{of}, {change.after.label}"
     titles["arms"] = f"Both replays{of}" if measured else "The replay"
-    contents = contents_of(anchor for anchor in (*order, "machine", "causes", "method") if present.get(anchor))
+    contents = contents_of(anchor for anchor in order if present.get(anchor))
     write_page(
         path,
         "change.html",

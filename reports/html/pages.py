@@ -132,7 +132,7 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
     """
     advice, over_time = cause_advice(diagnosis), run_over_time(record, diagnosis)
     weighed = any(map(weight_words, diagnosis.workers))
-    absent = {name for name in ("windows", "machine") if not over_time[name]}
+    absent = {name for name, shown in over_time.items() if not shown}
     absent |= set() if diagnosis.workers else {"workers"}
     flames = list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items())
     absent |= set() if diagnosis.lines or flames else {"lines"}
@@ -181,7 +181,6 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
         lines_words=LINES_WORDS,
         flames=flames,
         slowest=slow_requests(record, diagnosis.ledger, stories),
-        traffic_chart=_traffic_chart(record),
         method=_run_method(record, diagnosis),
         details=machine_details(record, "Machine, versions and settings"),
         definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
@@ -443,10 +442,11 @@ def _traffic_chart(record: RunRecord) -> Markup | None:
 
 
 def run_over_time(record: RunRecord, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Variables of the sections on windows and on the machine, ``None`` without any."""
+    """Variables of the sections on windows, traffic and the machine, ``None`` without any."""
     active, panels = active_causes(diagnosis), machine_series(record)
     return {
         "windows": window_values(diagnosis.windows, active, event_spans(record)) if diagnosis.windows else None,
+        "traffic": _traffic_chart(record),
         "machine": run_charts.machine_over_time("machine-chart", panels) if panels else None,
     }
 

@@ -53,7 +53,8 @@ def write_trial_report(
     if replay is not None:
         record, last, stories = replay
         evidence = replay_evidence([(leader, record, "after")], last, stories)
-    shown = [anchor for anchor in ("arms", "remaining", "slowest", "windows", "machine") if evidence.get(anchor)]
+    sections = ("arms", "remaining", "slowest", "windows", "traffic", "machine")
+    shown = [anchor for anchor in sections if evidence.get(anchor)]
     contents = contents_of(("ideas", *shown, "settings"))
     base = {} if found.summary is None else found.summary.latency_ms
     write_page(

@@ -171,12 +171,13 @@ def test_what_is_of_the_last_round_only_is_marked(tmp_path: Path) -> None:
     base, new = make_session("ordinary")[0], make_session("untrusted")[0]
     path = tmp_path / "report.html"
     comparison = replace(compare_rounds([base, base], [new, new]), notes=("more --rounds would decide it",))
-    write_comparison_report(path, comparison, base, new)
+    write_comparison_report(path, comparison, base, new, last=make_session("untrusted")[1])
     text = checked(path).text
     for words in (
         "requests of the last round",
         "Both replays of the last round",
-        "Slowest requests of the last round",
+        "Slowest requests of the last round, new",
+        "Traffic of the last round, new",
     ):
         assert words in text, words
     assert '<span class="whole">--rounds</span>' in path.read_text(encoding="utf-8")
