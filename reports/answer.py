@@ -43,6 +43,7 @@ from latfix.reports.vocabulary import Severity, cause_words, change_severity, di
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
+from latfix.statistics.decision import FINAL
 
 #: Share of the excess from which what is known of unexplained time is shown.
 _MOSTLY = 0.5
@@ -141,8 +142,8 @@ def _sample(found: Diagnosis) -> str:
         return "this one recording"
     where = " on a disturbed machine" if found.disturbed else ""
     alone = found.restarts is None and is_replay(found)
-    more = ", which cannot show how much restarts differ; 5 rounds can: --rounds 5" if alone else ""
-    return f"this one run{where}{more}"
+    moved = f"; a restart typically moves it by another {percent(FINAL.restart_sd)}, --rounds 5 measures that"
+    return f"this one run{where}{moved if alone else ''}"
 
 
 def _restarts(found: Diagnosis) -> Iterator[Line]:
