@@ -17,10 +17,11 @@ from latfix.errors import InputError
 from latfix.traffic.derived_features import map_columns
 from latfix.traffic.io.file_source import MAX_UNPACKED_BYTES, Source
 from latfix.traffic.io.metadata_sidecar import read_sidecar
-from latfix.traffic.io.native_format import read_native
+from latfix.traffic.io.reader import format_of, read_fields
 from latfix.traffic.io.row_parsers import looks_like_json, read_table
 from latfix.traffic.parsed_fields import Fields, feature_array
 from latfix.traffic.schedule import Traffic
+from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
 #: Bytes of text at a time; parsed, they take some ten times as much.
 _BLOCK_BYTES = 2 << 20
@@ -36,7 +37,7 @@ class _ReadWhole(Exception):
 def read_in_blocks(
     path: Path, *, mapping: Mapping[str, str], on_rows: Callable[[int], None] = lambda _rows: None
 ) -> Traffic | None:
-    """Valid traffic in latfix's own JSON Lines or CSV format, without ids and payloads; ``None`` for anything else.
+    """Valid traffic in JSON Lines or CSV, without ids and payloads; ``None`` for anything else.
 
     :param mapping: features to derive, parsed.
     :param on_rows: called after each block with the number of requests so far.
@@ -47,7 +48,7 @@ def read_in_blocks(
             columns.add(source)
             on_rows(columns.rows)
         return columns.traffic(path)
-    except (_ReadWhole, InputError, OSError, EOFError, ValueError, zlib.error):
+    except (_ReadWhole, InputError, OSError, EOFError, ValueError, OverflowError, zlib.error):
         return None
 
 
@@ -80,6 +81,8 @@ class _Columns:
     mapping: Mapping[str, str]
     rows: int = 0
     container: str = ""
+    format: str = ""
+    zero_ns: int | None = None
     fields: dict[str, list[Array]] = field(default_factory=dict)
     features: dict[str, dict[int, Array]] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
@@ -87,9 +90,12 @@ class _Columns:
 
     def add(self, source: Source) -> None:
         table = read_table(source, skip_bad_lines=False)
-        if "arrival_s" not in table.columns or not table.lines:
+        if not table.lines:
             raise _ReadWhole
-        found = read_native(table, {})
+        found = read_fields(table, format_of(table, source.path), {})
+        if not self.rows:
+            self.format = found.notes["format"]
+            self.zero_ns = None if found.relative else found.arrival_ns[0]
         if self.mapping:
             add = table.problems.add
             found.features = map_columns(
@@ -99,7 +105,7 @@ class _Columns:
                 lambda row, *words: add(table.lines[row], *words),
                 source.path,
             )
-        if table.problems.by_line:
+        if table.problems.by_line or found.notes["format"] != self.format:
             raise _ReadWhole
         self.container = table.container
         self._keep(found)
@@ -107,7 +113,7 @@ class _Columns:
     def _keep(self, found: Fields) -> None:
         ids = [hash(name) for name in found.ids if name is not None]
         kept: dict[str, Array] = {
-            "arrival_ns": np.array(found.arrival_ns, dtype=np.int64),
+            "arrival_ns": np.array([at - (self.zero_ns or 0) for at in found.arrival_ns], dtype=np.int64),
             "ids": np.array(ids, dtype=np.int64),
             "priority": np.array(found.priority, dtype=np.int8),
             "deadline_ms": np.array(found.deadline_ms, dtype=np.float64),
@@ -139,6 +145,10 @@ class _Columns:
         del ids
         whole = {name: np.concatenate(self.fields.pop(name)) for name in list(self.fields)}
         arrival = whole["arrival_ns"]
+        if self.zero_ns is not None:
+            arrival -= arrival.min()
+            if arrival.max() > MAX_SECONDS * NS_PER_S:
+                raise _ReadWhole
         order: slice | Array = slice(None)
         if (arrival[1:] < arrival[:-1]).any():
             order = np.argsort(arrival, kind="stable")
@@ -153,7 +163,7 @@ class _Columns:
             payloads=[],
             metadata={
                 "source": path.name,
-                "format": f"native-{self.container}",
+                "format": self.format,
                 "skipped_lines": 0,
                 "transforms": self._transforms(path),
             },

@@ -39,12 +39,12 @@ def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_b
     parse_mapping(mapping or {})
     source = read_source(path)
     table = read_table(source, skip_bad_lines=skip_bad_lines)
-    known = _format_of(table, path)
+    known = format_of(table, path)
     if not table.lines:
         table.problems.raise_first()
         raise input_error(path, None, "no requests", "at least one")
     sidecar, stale = _sidecar_of(source)
-    fields = _read_fields(table, known, sidecar.kinds)
+    fields = read_fields(table, known, sidecar.kinds)
     if mapping:
         fields.features = map_columns(
             fields.features,
@@ -62,8 +62,11 @@ def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_b
     return _assemble(fields, metadata)
 
 
-def _format_of(table: RawTable, path: Path) -> PublishedFormat | None:
-    """The published format with these columns; ``None`` for the native one."""
+def format_of(table: RawTable, path: Path) -> PublishedFormat | None:
+    """The published format with these columns; ``None`` for the native one.
+
+    :raises InputError: it is neither.
+    """
     columns = table.columns
     if "arrival_s" in columns:
         return None
@@ -81,7 +84,8 @@ def _format_of(table: RawTable, path: Path) -> PublishedFormat | None:
     raise input_error(path, line, f"the columns {names or '(none)'}", _known_formats(), todo)
 
 
-def _read_fields(table: RawTable, known: PublishedFormat | None, kinds: Mapping[str, str]) -> Fields:
+def read_fields(table: RawTable, known: PublishedFormat | None, kinds: Mapping[str, str]) -> Fields:
+    """The table's fields in its format; problems are added to the table."""
     if known is None:
         return read_native(table, kinds)
     fields = known.read(table)

@@ -46,6 +46,13 @@ def csv_text(n: int = 100) -> str:
     return "arrival_s,tokens,lang\n" + "".join(f"{k * 0.5},{k},{'de' if k % 3 else 'en'}\n" for k in range(n))
 
 
+def published_text(n: int = 100) -> str:
+    """Azure's trace out of order: its first arrival is not in the first line."""
+    return "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+        f"2023-11-16 18:{k * 7 % 60:02}:03.9799600,{k},10\n" for k in range(7, n + 7)
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -55,16 +62,18 @@ def csv_text(n: int = 100) -> str:
         ("no-last-newline.jsonl", json_lines().strip().encode()),
         ("a.csv", csv_text().encode()),
         ("bom.csv", b"\xef\xbb\xbf" + csv_text().encode()),
+        ("azure.csv", published_text().encode()),
     ],
 )
 def test_the_shape_is_the_same(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     seen: list[int] = []
-    found = read_in_blocks(path, mapping={"double": "tokens * 2"}, on_rows=seen.append)
+    mapping = {"double": "input_tokens * 2" if name == "azure.csv" else "tokens * 2"}
+    found = read_in_blocks(path, mapping=mapping, on_rows=seen.append)
     assert found is not None
     assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == 100
-    assert describe(found).to_json() == describe(read_traffic(path, mapping={"double": "tokens * 2"})).to_json()
+    assert describe(found).to_json() == describe(read_traffic(path, mapping=mapping)).to_json()
 
 
 def test_transforms_are_recorded(tmp_path: Path) -> None:
@@ -88,7 +97,8 @@ def test_transforms_are_recorded(tmp_path: Path) -> None:
         json_lines() + '{"arrival_s": 1, "tokens": 1, "lang": "\x00"}\n',
         csv_text() + '1,2,"a cell\nof two lines"\n' * 30,
         csv_text() + "1,many,de\n",  # then the column is texts
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1,1\n9999-11-16,1,1\n",  # beyond 64 bits
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1,1\n2199-11-16,1,1\n",  # too long
         "",
     ],
 )
