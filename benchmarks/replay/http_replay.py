@@ -1,11 +1,13 @@
 """Lateness of requests sent over HTTP, and their CPU cost: latfix compared with client libraries.
 
     python -m benchmarks.replay.http_replay [--grpc] [--rates 200,500,1000] [--seconds 10] [--json FILE]
+        [--aiperf EXECUTABLE] [--guidellm EXECUTABLE]
 
 A stub answers at once; with --grpc it is a KServe v2 service of grpcio, compared with grpcio's client. All clients
 use the same Poisson schedule, open-loop; httpx and aiohttp, if installed, with one task per request and one
 session. Lateness is from the scheduled time to the moment at which the client begins to send. CPU is the time of
-the client's process (latfix: of the replaying thread).
+the client's process (latfix: of the replaying thread). Load generators (:mod:`benchmarks.replay.load_tools`) report
+their own times; their CPU is that of all their processes, without what a run of few requests needs.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.replay.load_tools import Tool, aiperf, guidellm, measured
 from benchmarks.result_file import write_result
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.runners.http_target.address import Trust, parse_address
@@ -36,13 +39,24 @@ from latfix.traffic.schedule import Traffic
 
 _BODY = {"inputs": [1, 2, 3], "k": 5}
 _INFER = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+#: A chat completion, and a list of models.
+_ANSWER = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "data": [{"id": "m"}],
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3},
+}
 Send = Callable[[], Awaitable[Any]]
 
 
 class _Stub(asyncio.Protocol):
     """Answer every complete request; bodies are small and arrive together with the header."""
 
-    _answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"ok":1}'
+    _body = json.dumps(_ANSWER).encode()
+    _answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_body) + _body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -156,6 +170,17 @@ _CLIENTS = {"httpx": _httpx, "aiohttp": _aiohttp}
 _GRPC_CLIENTS = {"grpc": _grpcio}
 
 
+def _tool(tool: Tool, executable: Path, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
+    try:
+        return _row(*measured(tool, executable, port, arrival_ns))
+    except RuntimeError as error:
+        print(error)
+        return _FAILED
+
+
+_FAILED = {**dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "cpu_us"), math.nan), "failed": True}
+
+
 def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
     """Run in a separate process, like latfix's replay."""
     script = f"from benchmarks.replay.http_replay import _child; _child({name!r}, {port}, {arrival_ns.tolist()!r})"
@@ -165,7 +190,7 @@ def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
             [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=most_s
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # more open requests than it can handle
-        return {**dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "cpu_us"), math.nan), "failed": True}
+        return _FAILED
     found = json.loads(done.stdout.splitlines()[-1])
     return _row(np.array(found["late"]), found["cpu_us"])
 
@@ -184,17 +209,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--grpc", action="store_true")
+    parser.add_argument("--aiperf", type=Path)
+    parser.add_argument("--guidellm", type=Path)
     options = parser.parse_args()
     serve = "_serve_grpc" if options.grpc else "_serve"
     code = f"import asyncio; from benchmarks.replay.http_replay import {serve}; asyncio.run({serve}())"
     stub = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert stub.stdout is not None
     port = int(stub.stdout.readline())
-    clients = {"latfix": partial(_latfix, inference=options.grpc)} | {
-        name: lambda port, arrival_ns, name=name: _library(name, port, arrival_ns)
-        for name in (_GRPC_CLIENTS if options.grpc else _CLIENTS)
-        if find_spec(name) is not None
+    clients: dict[str, Callable[[int, np.ndarray], dict[str, float]]] = {
+        "latfix": partial(_latfix, inference=options.grpc),
+        **{
+            name: partial(_library, name)
+            for name in (_GRPC_CLIENTS if options.grpc else _CLIENTS)
+            if find_spec(name) is not None
+        },
     }
+    for name, tool in (("aiperf", aiperf), ("guidellm", guidellm)):
+        if (executable := getattr(options, name)) is not None:
+            clients[name] = partial(_tool, tool, executable)
     rows = []
     try:
         for rate in (float(word) for word in options.rates.split(",")):
