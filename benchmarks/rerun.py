@@ -81,9 +81,9 @@ CATALOGUE = {
         f"{name}_replay.json": Result(
             command=f"{{python}} -m benchmarks.replay.http_replay {options}--json {{file}}",
             measures=("runners/http_target",),
-            cheap=True,
+            cheap=name == "grpc",
         )
-        for name, options in {"http": "", "grpc": "--grpc "}.items()
+        for name, options in {"http": "--aiperf AIPERF --guidellm GUIDELLM ", "grpc": "--grpc "}.items()
     },
     "model_plans.json": Result(command=f"{_PRETRAINED} --plans-only", measures=_OPTIMIZER),
     **{
