@@ -19,10 +19,10 @@ def code_quality(summary: Summary, *, path: str) -> str:
 
     :param path: the file to attach findings to, relative to the repository's root.
     """
-    found = [("blocker", "latfix", summary.failure)] if summary.failure else []
-    for outcome, gate in summary.findings():
+    found = {"latfix": ("blocker", summary.failure)} if summary.failure else {}
+    for outcome, gate in summary.findings():  # a gate that is given twice has one outcome, and one fingerprint
         severity = "major" if outcome == "failed" else "minor"
-        found.append((severity, gate.gate, f"gate {gate.gate} {outcome}: {gate.reason}"))
+        found[gate.gate] = (severity, f"gate {gate.gate} {outcome}: {gate.reason}")
     entries = [
         {
             "description": visible(words, limit=_LONGEST),
@@ -31,7 +31,7 @@ def code_quality(summary: Summary, *, path: str) -> str:
             "severity": severity,
             "location": {"path": visible(path, limit=_LONGEST), "lines": {"begin": 1}},
         }
-        for severity, name, words in found
+        for name, (severity, words) in found.items()
     ]
     return json.dumps(entries, indent=2) + "\n"
 

@@ -249,7 +249,8 @@ def _write_change(
 
 def _change_cards(change: Change) -> list[Card]:
     before, after = change.before, change.after
-    cards = [(key_label(key), change.moved(key), change.ratio(key).words()) for key in ("p99", "p50", "max")]
+    keys = list(dict.fromkeys((change.judged, "p99", "p50", "max")))[:3]
+    cards = [(key_label(key), change.moved(key), change.ratio(key).words()) for key in keys]
     cards.append(("throughput", rate(after.throughput_rps), f"before {rate(before.throughput_rps)}"))
     cards.append(("not ok", count(after.failed), f"before {count(before.failed)}"))
     if change.scored:

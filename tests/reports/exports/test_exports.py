@@ -344,7 +344,8 @@ def test_gitlab_takes_findings() -> None:
     assert [each["severity"] for each in found] == ["major", "minor"]
     assert len({each["fingerprint"] for each in found}) == 2
     assert found[0]["location"] == {"path": "w/workload.toml", "lines": {"begin": 1}}
-    again = replace(summary, gates=summary.gates[::-1])
+    again = replace(summary, gates=(*summary.gates[::-1], *summary.gates))
+    assert len(json.loads(code_quality(again, path="w"))) == 2, "a gate that is given twice"
     assert {each["fingerprint"] for each in json.loads(code_quality(again, path="w"))} == {
         each["fingerprint"] for each in found
     }

@@ -363,6 +363,14 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordin
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"], "no litter"
 
 
+def test_the_first_card_is_the_judged_figure(tmp_path: Path, improved: Optimization) -> None:
+    for judged, cards in (("p99", ["p99", "p50", "max"]), ("mean", ["mean", "p99", "p50"])):
+        optimization_text(tmp_path, replace(improved, rounds=5, judged=judged))
+        source = (tmp_path / "report.html").read_text(encoding="utf-8")
+        shown = re.findall(r"<dt[^>]*>([^<]*)</dt>", source[source.index('<dl class="cards') :])
+        assert shown[:3] == cards
+
+
 def test_the_effect_of_each_fix_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
     estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
     share = {
