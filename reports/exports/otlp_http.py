@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -24,6 +26,8 @@ _BUSY = (429, 502, 503, 504)
 _WAITS_S = (1.0, 2.0, 4.0)
 #: Bytes of an answer that are read.
 _ANSWER = 1 << 16
+#: The variable by which OpenTelemetry's own exporters are given headers, such as a token.
+_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _EXPECTED = "expected an OTLP receiver for JSON over HTTP, usually at port 4318"
 
 
@@ -36,12 +40,28 @@ def _is_address(text: str) -> bool:
     return known and not parts.query and text.isascii() and text.isprintable() and not set(text) & {" ", "#"}
 
 
+def _given_headers() -> dict[str, str]:
+    """``name=value,name=value`` of the environment, the values percent-encoded.
+
+    :raises InputError: it is not of that form; values are not shown.
+    """
+    found = {}
+    for number, pair in enumerate(filter(str.strip, os.environ.get(_HEADERS, "").split(",")), 1):
+        name, equals, value = pair.partition("=")
+        name, value = name.strip(), urllib.parse.unquote(value.strip())
+        known = equals and re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII)
+        if not known or not value.isascii() or not value.isprintable():
+            raise InputError(f"{_HEADERS}: found no header in its part {number}; expected name=value,name=value")
+        found[name] = value
+    return found
+
+
 class Collector:
     """An OpenTelemetry collector.
 
     :param endpoint: ``http://HOST:4318``, or with a path that ``/v1/traces`` is appended to.
     :param sleep: waits some seconds; tests replace it.
-    :raises InputError: it is not such an address.
+    :raises InputError: it is not such an address, or the environment's headers are malformed.
     """
 
     def __init__(self, endpoint: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -49,6 +69,8 @@ class Collector:
         self._base = endpoint.rstrip("/")
         if not _is_address(endpoint):
             raise InputError(f"--endpoint: found {self._shown!r}; expected an address such as http://localhost:4318")
+        json_type = {"Content-Type": "application/json", "User-Agent": f"latfix/{__version__}"}
+        self._headers = _given_headers() | json_type
 
     def post(self, signal: str, document: str) -> None:
         """Send one batch.
@@ -73,8 +95,7 @@ class Collector:
             return
 
     def _answer(self, signal: str, body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json", "User-Agent": f"latfix/{__version__}"}
-        request = urllib.request.Request(f"{self._base}/v1/{signal}", data=body, headers=headers)
+        request = urllib.request.Request(f"{self._base}/v1/{signal}", data=body, headers=self._headers)
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             return bytes(response.read(_ANSWER))
 

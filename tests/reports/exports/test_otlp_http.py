@@ -32,6 +32,7 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self, *answers: Answer) -> None:
         self.posted: list[tuple[str, str, bytes]] = []
+        self.tokens: list[str | None] = []
         self.answers = list(answers)
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -46,6 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.posted.append((self.path, self.headers["Content-Type"], body))
+        self.server.tokens.append(self.headers["Authorization"])
         code, document = self.server.answers.pop(0) if self.server.answers else (200, {})
         answer = json.dumps(document).encode()
         self.send_response(code)
@@ -121,6 +123,20 @@ def test_a_busy_collector_is_asked_again_and_a_rejection_is_one_line(receiver: R
             collector.post("traces", "{}")
         assert words in caught.value.message and "\x1b" not in caught.value.message
         assert "\n" not in caught.value.message
+
+
+def test_headers_of_the_environment_are_sent_and_never_shown(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "OTEL_EXPORTER_OTLP_HEADERS"
+    monkeypatch.setenv(variable, "authorization=Bearer%20secret, content-type=text/plain,")
+    Collector(receiver.endpoint).post("traces", "{}")
+    assert receiver.tokens == ["Bearer secret"] and receiver.posted[0][1] == "application/json"
+    for bad in ("x=1,secret", "x=secret%0d%0aHost:%20y", "=secret", "a b=secret"):
+        monkeypatch.setenv(variable, bad)
+        with pytest.raises(InputError, match=f"^{variable}: found no header in its part [12]; expected") as caught:
+            Collector(receiver.endpoint)
+        assert "secret" not in caught.value.message
 
 
 def test_a_collector_that_is_not_there_is_one_line() -> None:
