@@ -52,6 +52,8 @@ SPACE: dict[str, tuple[dict[str, Any], ...]] = {
     "window": ({}, {"batch_window_ms": 0.0}),
     "workers": ({}, {"workers": 2, "intra_op_threads": 1}),
 }
+#: The budget, as a multiple of the traffic that all replays send: a share of it limits the start of each arm.
+_SLOWER = 3.0
 _KEYS = ("mean", "p50", "p95", "p99")
 
 
@@ -104,7 +106,10 @@ def whole(
     """Each change and the unmodified workload on the whole traffic, all in each round."""
     base = Idea(name=AS_IT_IS, spec=spec, settings=spec.settings)
     ideas = [base, *(idea_of_changes(name, base, change) for name, change in changes.items())]
-    return SideBySide(ideas, traffic, folder, rounds=rounds, watch=_quiet, say=lambda _: None).run()
+    budget_s = _SLOWER * rounds * len(ideas) * traffic.duration_s
+    return SideBySide(
+        ideas, traffic, folder, budget_s=budget_s, rounds=rounds, watch=_quiet, say=lambda _: None
+    ).run()
 
 
 def results_of(trial: Trial) -> dict[str, Any]:

@@ -20,10 +20,9 @@ from latfix.runners.http_target import http_session
 from latfix.runners.http_target.http_session import HttpReplay
 from latfix.runners.replay.arm import Watch
 from latfix.runners.replay.run_session import new_folder
+from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.traffic.schedule import Traffic
 
-#: Time limit from the start of a service to its first answers.
-_START_LIMIT_S = 180.0
 _RETRY_S = 0.05
 #: How long a service may answer with errors; one that is loading (HTTP 503) may do so until the limit of its start.
 _ERRORS_LIMIT_S = 20.0
@@ -44,6 +43,7 @@ class ServedArm:
     :param warm: requests that warm it up.
     :param reach: raises :class:`InputError` if no process listens at the address.
     :param make: makes the replay of some traffic for a process id.
+    :param patience_s: seconds from its start until it must answer.
     :ivar start_s: seconds from its last start to the first answer.
     """
 
@@ -54,6 +54,7 @@ class ServedArm:
     reach: Callable[[], object]
     make: Callable[[Traffic, int], HttpReplay]
     shared: bool = True
+    patience_s: Callable[[], float] = lambda: LOAD_TIMEOUT_S
     start_s: float = 0.0
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _ready: bool = field(default=False, init=False)
@@ -109,7 +110,8 @@ class ServedArm:
         if self._ready:
             return process.pid
         attempt, why, erring = 0, "nothing listens there", math.inf
-        while time.monotonic() - begun < _START_LIMIT_S:
+        limit_s = self.patience_s()
+        while time.monotonic() - begun < limit_s:
             self._check_running()
             if not self._answers():
                 time.sleep(_RETRY_S)
@@ -129,7 +131,8 @@ class ServedArm:
                 self.start_s, self._ready = time.monotonic() - begun, True
                 return process.pid
         raise RunnerError(
-            f"{self.label}: {self.command!r} did not answer within {_START_LIMIT_S:.0f} s: {why}{self._last_line()}"
+            f"{self.label}: {self.command!r} did not start within {limit_s:.0f} s (a larger --budget waits longer): "
+            f"{why}{self._last_line()}"
         )
 
     def _launch(self) -> None:

@@ -97,6 +97,7 @@ class Bench:
     room: DeviceRoom = field(default_factory=DeviceRoom)
     windows: list[Traffic] = field(default_factory=list)
     _settling: list[Traffic] = field(default_factory=list)
+    _budget_s: float = 0.0
     _latency: Floats | None = None
     _arms: list[Arm] = field(default_factory=list)
     _restart_s: float = 0.0
@@ -106,7 +107,7 @@ class Bench:
     _seen: tuple[Path, Mapping[str, Any]] | None = None
 
     def __post_init__(self, budget_s: float) -> None:
-        self._deadline = time.monotonic() + budget_s
+        self._budget_s, self._deadline = budget_s, time.monotonic() + budget_s
         self.search_folder, self.reference = self.out / SEARCH_FOLDER, self.out / "outputs.npz"
 
     @property
@@ -121,7 +122,8 @@ class Bench:
 
     def patience_s(self) -> float | None:
         """:func:`patience_s`; ``None`` before the first settings have shown how long they take to load and score."""
-        return patience_s(self.left_s(), max(self.load_s, self.accuracy_s)) if self.accuracy_s else None
+        usual_s = max(self.load_s, self.accuracy_s)
+        return patience_s(self._budget_s / 2, self.left_s(), usual_s) if self.accuracy_s else None
 
     def reserve(self, seconds: float) -> None:
         """Reserve seconds of the budget for what follows the replays."""

@@ -13,26 +13,28 @@ from typing import Any, Protocol
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.replay.pipe_protocol import STALL_S
 from latfix.runners.replay.run_session import Replay, device_profile, prepare_folder, replay_into
-from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S, OnEvent, RunnerProcess
+from latfix.runners.replay.runner_process import LEAST_START_S, LOAD_TIMEOUT_S, OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
 #: Shows one replay: called with its label, its schedule and the record's folder.
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
-#: A service may be silent for this many times the time in which the workload as it is loads or is scored.
-_PATIENT = 10.0
+#: A service may take this many times as long to start or to be scored as the workload as it is.
+_PATIENT = 3.0
 #: A backlog is waited for until this many times the length of the traffic at least.
 _BEHIND = 1.25
 
 
-def patience_s(left_s: float, usual_s: float) -> float:
-    """How long a service that is tried may be silent: until the budget ends, but some minutes in any case.
+def patience_s(share_s: float, left_s: float, usual_s: float) -> float:
+    """How long a service that is tried may take to start (load, compile, warm up) or to be scored.
 
-    :param left_s: seconds left of the budget; ``usual_s`` in which the workload as it is loads, or is scored.
+    Its share of the budget, but not beyond the end; in any case a minute, or three times as long as usual.
+
+    :param share_s: budget by arm, seconds; ``left_s`` what is left of all of it.
+    :param usual_s: in which the workload as it is loads, or is scored.
     """
-    return max(min(left_s, LOAD_TIMEOUT_S), STALL_S, _PATIENT * usual_s)
+    return max(min(share_s, left_s, LOAD_TIMEOUT_S), LEAST_START_S, _PATIENT * usual_s)
 
 
 class Startable(Protocol):
@@ -72,7 +74,7 @@ class Arm:
     :param start_s: seconds that its last process took to load; 0 before the first.
     :param ready_message: the ``ready`` message of its last process; empty before the first.
     :param most_s: seconds of a replay after which a backlog is not waited for, or 1.25 times its traffic if longer.
-    :param patience_s: how long its process may be silent while it loads, or is asked; ``None`` for the usual limits.
+    :param patience_s: how long its process may be silent while it starts, or is asked; ``None`` for the usual limits.
     """
 
     label: str
@@ -156,7 +158,7 @@ class Arm:
         run = prepare_folder(folder, replay)
         with self._awake() as process, watch(self.label, traffic, folder) as on_event:
             most_s = max(self.most_s, _BEHIND * (traffic.duration_s - traffic.start_s))
-            return replay_into(process, run, on_event=on_event, most_s=most_s)
+            return replay_into(process, run, on_event=on_event, most_s=most_s, starts_s=self.patience_s())
 
     def ask(self, do: str, **more: Any) -> Any:
         """Run a command that measures no time: accuracy, outputs, evidence."""

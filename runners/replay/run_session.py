@@ -203,11 +203,13 @@ def replay_into(
     on_event: OnEvent | None = None,
     profile: bool = False,
     most_s: float = math.inf,
+    starts_s: float | None = None,
 ) -> RunRecord:
     """Replay the schedule in ``folder`` on a started process, and close the folder in any case.
 
     :param profile: if the model is on a device, profile a few batches after the replay.
     :param most_s: seconds after which a backlog is not waited for.
+    :param starts_s: how long the service may be silent before the replay begins; ``None`` for the usual limit.
     :raises Interrupted: Ctrl-C; carries the record.
     :raises Hung: the service stopped answering; carries the record.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
@@ -218,7 +220,7 @@ def replay_into(
     try:
         try:
             with neighbors:
-                outcome = process.replay(folder.path, on_event=on_event, most_s=most_s)
+                outcome = process.replay(folder.path, on_event=on_event, most_s=most_s, starts_s=starts_s)
         except KeyboardInterrupt:
             interrupted = True
             process.interrupt()

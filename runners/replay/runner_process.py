@@ -24,6 +24,8 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 #: A load that takes longer counts as hung.
 LOAD_TIMEOUT_S = 1800.0
+#: However small the budget, a start may take as long.
+LEAST_START_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 _GROUP_TIMEOUT_S = 1.0
 #: How often to check a silent runner.
@@ -127,13 +129,24 @@ class RunnerProcess:
         self._writer.send({"do": do, **more})
         return self._await("done", do, on_event, timeout_s)
 
-    def replay(self, folder: Path, *, on_event: OnEvent | None = None, most_s: float = math.inf) -> Any:
+    def replay(
+        self,
+        folder: Path,
+        *,
+        on_event: OnEvent | None = None,
+        most_s: float = math.inf,
+        starts_s: float | None = None,
+    ) -> Any:
         """Replay the schedule in ``folder`` and record into it.
 
         :param most_s: seconds after which a backlog is not waited for.
+        :param starts_s: how long the service may be silent while it compiles and warms up.
         """
+        assert self._writer is not None, "start() comes first"
         self.replays += 1
-        return self.command("replay", on_event=on_event, folder=str(folder), first=self.replays == 1, most_s=most_s)
+        limits = {"first": self.replays == 1, "most_s": most_s}
+        self._writer.send({"do": "replay", "folder": str(folder), **limits})
+        return self._await("done", "replay", on_event, None, starts_s)
 
     def interrupt(self) -> None:
         """Request the end of a running replay."""
@@ -189,14 +202,23 @@ class RunnerProcess:
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, number)
 
-    def _await(self, wanted: str, do: str | None, on_event: OnEvent | None, timeout_s: float | None) -> Any:
+    def _await(
+        self,
+        wanted: str,
+        do: str | None,
+        on_event: OnEvent | None,
+        timeout_s: float | None,
+        starts_s: float | None = None,
+    ) -> Any:
         """The next message of a kind. Ends of earlier commands, which are no longer expected, are skipped.
 
         :param do: the command that must have ended; ``None`` for any.
+        :param timeout_s: how long the process may be silent; ``starts_s`` only until a replay begins.
         """
         assert self._reader is not None and self._process is not None, "start() comes first"
         patience_s = max(self._hang_limit_s, STALL_S)
-        quiet_limit = timeout_s if timeout_s is not None else 2 * patience_s + LOAD_TIMEOUT_S
+        usual_s = 2 * patience_s + LOAD_TIMEOUT_S
+        quiet_limit = next((limit for limit in (timeout_s, starts_s) if limit is not None), usual_s)
         beating, last = 0.0, time.monotonic()
         while True:
             self._cut_log()
@@ -209,8 +231,9 @@ class RunnerProcess:
                 if message["event"] == "failed":
                     raise self._failure(message)
                 # From now on one follows four times a second.
-                if message["event"] == "status" and self._hang_limit_s and timeout_s is None:
-                    quiet_limit = beating = patience_s
+                if message["event"] == "status" and timeout_s is None:
+                    beating = patience_s if self._hang_limit_s else 0.0
+                    quiet_limit = beating or usual_s
                 if on_event is not None:
                     on_event(message)
             if self._reader.ended:
@@ -221,7 +244,8 @@ class RunnerProcess:
                 if self._process.poll() is not None and not select.select([self._reader.fd], [], [], 0)[0]:
                     raise self._death()
                 if time.monotonic() - last > quiet_limit:
-                    raise self._silence(quiet_limit, beating=bool(beating))
+                    starting = wanted == "ready" or do in ("prime", "replay")
+                    raise self._silence(quiet_limit, "start" if starting else "answer", beating=bool(beating))
                 continue
             last = time.monotonic()
             self._unread.extend(self._reader.read())
@@ -237,14 +261,14 @@ class RunnerProcess:
                     log.write(b"latfix: this log is cut; the end follows\n" + end)
                     log.truncate()
 
-    def _silence(self, seconds: float, *, beating: bool) -> RunnerError:
+    def _silence(self, seconds: float, awaited: str, *, beating: bool) -> RunnerError:
         """The error of a silent process. If its replay had begun, its stacks are written to its log.
 
         The process's own watchdog is a thread that needs the interpreter lock, like the model.
         """
         if not beating:
-            more = "; a larger --budget waits longer" if STALL_S <= seconds < LOAD_TIMEOUT_S else ""
-            return RunnerError(f"the runner has sent no message for {seconds:.0f} s{more}; see {self._log}")
+            more = "; a larger --budget waits longer" if LEAST_START_S <= seconds < LOAD_TIMEOUT_S else ""
+            return RunnerError(f"the service did not {awaited} within {seconds:.0f} s{more}; see {self._log}")
         self._signal(STACKS_SIGNAL)
         time.sleep(_STACKS_S)
         return RunnerError(

@@ -124,7 +124,8 @@ class SideBySide:
         return self._deadline - self.clock()
 
     def _patience_s(self) -> float:
-        return patience_s(self._left_s(), max(self._base.starts_s[0], self._scoring_s))
+        share_s = self.budget_s / (1 + len(self._ideas))
+        return patience_s(share_s, self._left_s(), max(self._base.starts_s[0], self._scoring_s))
 
     def _look(self) -> None:
         """First replay of the unmodified workload: saves its answers, and decides how much traffic fits."""

@@ -92,7 +92,7 @@ def gate(
     if address:
         given = {"--workload": workload or None, "--profile": replayed.profile or None, "--device": replayed.device}
         options.refuse_given(given, f"found {address}, a service that latfix does not run; omit the option")
-        name, schedule, arms = _served((base, head), address, service, replayed)
+        name, schedule, arms = _served((base, head), address, service, replayed, budget_s)
     else:
         service.refuse(base)
         sides = [_side(text, workload, replayed.traffic, replayed.profile) for text in (base, head)]
@@ -112,7 +112,7 @@ def _hosted(
 ) -> tuple[str, Traffic, _Arms]:
     """Name of the judged service, the traffic, and a function that returns both arms, logging into a folder."""
     from latfix.config.workload_toml import check_runs
-    from latfix.runners.replay.arm import Arm, patience_s
+    from latfix.runners.replay.arm import Arm
 
     for spec, _ in sides:
         check_runs(spec)
@@ -123,8 +123,7 @@ def _hosted(
 
     def arms(folder: Path) -> tuple[Arm, Arm]:
         one, other = (arm(label, *side, folder) for label, side in zip(_LABELS, sides, strict=True))
-        until = time.monotonic() + budget_s
-        other.patience_s = lambda: patience_s(until - time.monotonic(), one.start_s)
+        one.patience_s = other.patience_s = _patience(budget_s, one)
         one.most_s = other.most_s = _MOST_SHARE * budget_s
         return one, other
 
@@ -136,6 +135,7 @@ def _served(
     address: str,
     service: address_flow.AddressOptions,
     replayed: options.ReplayOptions,
+    budget_s: float,
 ) -> tuple[str, Traffic, _Arms]:
     """The same for commands that serve an address."""
     from latfix.traffic.transforms import limit
@@ -150,9 +150,18 @@ def _served(
             address_flow.served_arm(label, *place, service, spec, folder, warm, shared=shared)
             for label, place in zip(_LABELS, sides, strict=True)
         )
+        one.patience_s = other.patience_s = _patience(budget_s, one)
         return one, other
 
     return spec.name, schedule, arms
+
+
+def _patience(budget_s: float, base: Side) -> Callable[[], float]:
+    """How long each side may take to start."""
+    from latfix.runners.replay.arm import patience_s
+
+    until = time.monotonic() + budget_s
+    return lambda: patience_s(budget_s / 2, until - time.monotonic(), base.start_s)
 
 
 def places(commands: tuple[str, str], address: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfix.errors import InputError
+from latfix.errors import InputError, RunnerError
 from latfix.runners.gate.served_arm import ServedArm
 from latfix.runners.http_target.http_session import HttpReplay
 from latfix.traffic.schedule import Traffic
@@ -54,3 +54,10 @@ def test_no_process_that_the_command_started_is_left(tmp_path: Path) -> None:
     for number in map(int, numbers.read_text().split()):
         with suppress(FileNotFoundError):  # an ended process that nobody waited for has no command line
             assert not Path(f"/proc/{number}/cmdline").read_bytes(), f"process {number} was left"
+
+
+def test_a_command_that_does_not_answer_has_its_share_of_the_budget(tmp_path: Path) -> None:
+    warm = Traffic.plain(np.zeros(1, np.int64))
+    arm = ServedArm("base", "sleep 600", tmp_path / "base.log", warm, _nobody, _never, patience_s=lambda: 0.2)
+    with pytest.raises(RunnerError, match=r"did not start within 0 s \(a larger --budget waits longer\): nothing"):
+        arm.running()

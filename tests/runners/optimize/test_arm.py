@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from latfix.config.workload_toml import WorkloadSpec
@@ -13,6 +15,7 @@ from latfix.errors import RunnerError
 from latfix.run_record.run_meta import RunMeta
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
 
 
 class FakeProcess:
@@ -134,3 +137,14 @@ def test_a_process_may_be_silent_as_long_as_its_arm_is_patient(arm: Arm) -> None
     arm.running()
     first, second = FakeProcess.made
     assert first.silent_s == [None, None, 7.0] and second.silent_s == [5.0]
+
+
+def test_a_process_compiles_in_the_time_of_its_start(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[float | None] = []
+    monkeypatch.setattr("latfix.runners.replay.arm.prepare_folder", lambda *_: None)
+    monkeypatch.setattr("latfix.runners.replay.arm.replay_into", lambda *_, starts_s, **__: limits.append(starts_s))
+    arm.patience_s = lambda: 7.0
+    arm.replay(tmp_path, Traffic.plain(np.zeros(1, np.int64)), lambda *_: nullcontext(print), seed=0)
+    assert limits == [7.0]

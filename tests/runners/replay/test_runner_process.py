@@ -179,8 +179,33 @@ def test_a_late_status_does_not_prolong_the_wait_after_an_interrupt(
     seconds = itertools.count(0.0, 10.0)
     monkeypatch.setattr(runner_process, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     monkeypatch.setattr(runner_process, "_LOOK_S", 0.0)
-    with pytest.raises(RunnerError, match="no message for 15 s"):
+    with pytest.raises(RunnerError, match="did not answer within 15 s; see"):
         process.wait_for_end()
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("begun", "named"),
+    [(False, "did not start within 70 s; a larger --budget waits longer"), (True, "has responded for 300 s")],
+)
+def test_a_service_that_compiles_before_its_replay_has_the_time_of_its_start(
+    begun: bool, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a loaded service that says nothing once it is asked to replay, or nothing more once the replay began
+    process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
+    read, write = os.pipe()
+    process._reader, process._writer = LineReader(read), mock.Mock()
+    process._process = mock.Mock(poll=lambda: None, pid=0)
+    process._unread.extend([{"event": "status", "done": 1}] * begun)
+    seconds = itertools.count(0.0, 10.0)
+    fake = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None)
+    monkeypatch.setattr(runner_process, "time", fake)
+    monkeypatch.setattr(runner_process, "_LOOK_S", 0.0)
+    monkeypatch.setattr(process, "_signal", lambda _: None)
+    # THEN the limit of its start holds until the replay begins
+    with pytest.raises(RunnerError, match=named):
+        process.replay(tmp_path, starts_s=70.0)
     os.close(read)
     os.close(write)
 

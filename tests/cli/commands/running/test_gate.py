@@ -13,12 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.cli.commands.running.gate import _hosted, _parts_words, _records, _side, _too_few_words, places
-from latfix.cli.shared.options import TrafficOptions
+from latfix.cli.commands.running.gate import (
+    _hosted,
+    _parts_words,
+    _records,
+    _served,
+    _side,
+    _too_few_words,
+    places,
+)
+from latfix.cli.shared.address_flow import AddressOptions
+from latfix.cli.shared.options import ReplayOptions, TrafficOptions
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
+from latfix.runners.gate.paired_rounds import Side
 from latfix.runners.replay.arm import Arm
-from latfix.runners.replay.pipe_protocol import STALL_S
+from latfix.runners.replay.runner_process import LEAST_START_S
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused
 
@@ -225,14 +235,21 @@ def test_a_command_that_answers_with_errors(
     assert code == exit_code and "answers with errors only" in err and f"HTTP {status}" in err
 
 
-def test_the_judged_service_may_be_silent_until_the_budget_ends(starter: Path, tmp_path: Path) -> None:
-    sides = [_side(str(starter), "", None, "")] * 2
-    _, _, arms = _hosted(sides, TrafficOptions(), {}, 1000.0)
-    base, head = arms(tmp_path)
-    assert isinstance(base, Arm) and isinstance(head, Arm)
-    assert base.patience_s() is None and STALL_S < (head.patience_s() or 0.0) < 1000.0
-    base.start_s = 120.0
-    assert head.patience_s() == 1200.0, "ten times as long as the base"
+@pytest.mark.parametrize("kind", ["hosted", "commands"])
+def test_each_side_may_take_half_of_the_budget_to_start(kind: str, starter: Path, tmp_path: Path) -> None:
+    def arms(budget_s: float) -> tuple[Side, Side]:
+        if kind == "hosted":
+            sides = [_side(str(starter), "", None, "")] * 2
+            return _hosted(sides, TrafficOptions(), {}, budget_s)[2](tmp_path)
+        place, service = "http://127.0.0.1:9", AddressOptions(body="{}")
+        replayed = ReplayOptions(traffic=starter / "traffic.jsonl")
+        return _served(("true", "true"), place, service, replayed, budget_s)[2](tmp_path)
+
+    assert [arm.patience_s() for arm in arms(5.0)] == [LEAST_START_S] * 2
+    base, head = arms(1000.0)
+    assert base.patience_s() == head.patience_s() == 500.0
+    base.start_s = 250.0
+    assert head.patience_s() == 750.0, "three times as long as the base"
 
 
 def test_services_that_cannot_keep_up_share_the_budget(starter: Path, tmp_path: Path) -> None:
