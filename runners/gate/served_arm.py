@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.host.process_family import ProcessFamily
 from latfix.runners.http_target import http_session
 from latfix.runners.http_target.http_session import HttpReplay
 from latfix.runners.replay.arm import Watch
@@ -29,8 +28,6 @@ _ERRORS_LIMIT_S = 20.0
 _LOADING = "HTTP 503"
 #: Time limit for a service to end after a signal.
 _END_LIMIT_S = 10.0
-#: Variable by which the processes of a service are found, also those that left its group and have another parent now.
-_MARK = "LATFIX_SERVICE"
 
 
 @dataclass(slots=True)
@@ -59,7 +56,7 @@ class ServedArm:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _ready: bool = field(default=False, init=False)
     _launched: float = field(default=0.0, init=False)
-    _mark: str = field(default_factory=lambda: f"{_MARK}={secrets.token_hex(8)}", init=False)
+    _family: ProcessFamily = field(default_factory=ProcessFamily, init=False)
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
         """Replay, after starting the service and warming it up if that has not been done.
@@ -144,7 +141,6 @@ class ServedArm:
                 f"{self.label}: found a service that already answers at this address; stop it, latfix starts both"
             )
         self._launched = time.monotonic()
-        name, _, value = self._mark.partition("=")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -153,7 +149,7 @@ class ServedArm:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, name: value},
+                env={**os.environ, **self._family.environment},
             )
 
     def _check_running(self) -> None:
@@ -175,25 +171,12 @@ class ServedArm:
         if process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            for one in self._processes():
-                with suppress(ProcessLookupError):
-                    os.kill(one, number)
+            self._family.send(process.pid, number)
             until = time.monotonic() + _END_LIMIT_S
             # The shell may have ended while its children still close their connections.
-            while (process.poll() is None or self._processes() or self._answers()) and time.monotonic() < until:
+            while (process.poll() is None or self._family.marked() or self._answers()) and time.monotonic() < until:
                 time.sleep(_RETRY_S)
         process.wait()
-
-    def _processes(self) -> list[int]:
-        """The running processes that the command started, as far as the system shows their environment."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it ended, or belongs to someone else
-                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-        return found
 
     def _answers(self) -> bool:
         try:

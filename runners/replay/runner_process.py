@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
+from latfix.runners.host.process_family import ProcessFamily
 from latfix.runners.host.process_setup import process_environment
 from latfix.runners.replay.pipe_protocol import STACKS_SIGNAL, STALL_S, LineReader, LineWriter
 from latfix.settings import RunnerSettings
@@ -27,7 +28,7 @@ LOAD_TIMEOUT_S = 1800.0
 #: However small the budget, a start may take as long.
 LEAST_START_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
-_GROUP_TIMEOUT_S = 1.0
+_FAMILY_TIMEOUT_S = 1.0
 #: How often to check a silent runner.
 _LOOK_S = 0.5
 #: A larger log is cut to this share at its end.
@@ -63,7 +64,9 @@ class RunnerProcess:
         self._hang_limit_s = settings.hang_limit_ms / 1e3
         # An adapter that makes inputs from `hash(request.id)` must make the same ones in each process.
         hashes = {"PYTHONHASHSEED": str(settings.seed % 2**32)}
-        self._env = {**hashes, **process_environment(settings), "PYTHONUNBUFFERED": "1"}
+        self._family = ProcessFamily()
+        own = {"PYTHONUNBUFFERED": "1", **self._family.environment}
+        self._env = {**hashes, **process_environment(settings), **own}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LineReader | None = None
@@ -177,26 +180,23 @@ class RunnerProcess:
                 process.kill()
                 process.wait()
         if process is not None:
-            self._end_group(process.pid)
+            self._end_family(process.pid)
             self._cut_log()
         for fd in self._fds:
             os.close(fd)
         self._fds = []
         self._process = None
 
-    @staticmethod
-    def _end_group(group: int) -> None:
+    def _end_family(self, group: int) -> None:
         """End processes left behind by user code, which would take resources from the next measurement.
 
         By request first: Python's resource tracker removes shared memory once the others have ended.
         """
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGTERM)
-            until = time.monotonic() + _GROUP_TIMEOUT_S
-            while time.monotonic() < until:
-                os.killpg(group, 0)
-                time.sleep(0.01)
-            os.killpg(group, signal.SIGKILL)
+        self._family.send(group, signal.SIGTERM)
+        until = time.monotonic() + _FAMILY_TIMEOUT_S
+        while self._family.marked() and time.monotonic() < until:
+            time.sleep(0.01)
+        self._family.send(group, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:

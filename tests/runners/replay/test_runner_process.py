@@ -92,8 +92,11 @@ class Plain(Workload):
 
 
 @pytest.mark.slow
-def test_it_starts_reports_itself_and_ends_with_its_children(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    workload = write_workload(tmp_path / "w", adapter=FORKING)
+@pytest.mark.parametrize("leaves", ["", "os.setsid(); "])
+def test_it_starts_reports_itself_and_ends_with_its_children(
+    leaves: str, tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    workload = write_workload(tmp_path / "w", adapter=FORKING.replace("time.sleep", f"{leaves}time.sleep"))
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
         ready = process.start()
