@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import latfix
 from latfix.cli.shared.streams_and_signals import discard, print_error, repair_streams, signals_as_interrupt
-from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
+from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError, disk_is_full
 from latfix.runners.replay.folder_lock import release_all
 
 #: Each command's function, and the first sentence of its help.
@@ -141,7 +141,7 @@ def _run(arguments: list[str] | None) -> int:
         if error.filename is None:  # standard output, such as a full disk
             discard(1)
             return EXIT_RUNNER
-        return EXIT_INPUT
+        return EXIT_RUNNER if disk_is_full(error) else EXIT_INPUT
     except Exception:  # noqa: BLE001 - a bug in latfix
         # Python's own exit code, 1, would mean a failed gate.
         traceback.print_exc()

@@ -6,6 +6,7 @@ line: the file, line or option, what was found, what was expected, and what to d
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 EXIT_OK = 0
@@ -39,6 +40,11 @@ class RunnerError(LatfixError):
     """The model or the runner failed; what was recorded is kept."""
 
     exit_code = EXIT_RUNNER
+
+
+def disk_is_full(error: OSError) -> bool:
+    """True if a disk, a quota or a limit of file sizes ended a write: what was written before is right."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def input_error(file: Path | str, line: int | None, found: str, expected: str, todo: str = "") -> InputError:

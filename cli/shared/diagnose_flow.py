@@ -11,7 +11,7 @@ from pathlib import Path
 from latfix.cli.shared.history_option import Recording, is_off
 from latfix.cli.shared.output_options import Outputs
 from latfix.cli.shared.request_options import DrillDown
-from latfix.errors import EXIT_INTERRUPTED, InputError, RunnerError
+from latfix.errors import EXIT_INTERRUPTED, InputError, LatfixError, RunnerError
 from latfix.files.atomic_write import write_json
 from latfix.gates.evaluate import GateResult, check_gates, evaluate, exit_code
 from latfix.gates.reference_level import Past
@@ -143,12 +143,21 @@ def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequ
 
 @contextlib.contextmanager
 def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
-    """The new folder ``out``, or without it a temporary one for the duration of the block."""
+    """The new folder ``out``, or without it a temporary one for the duration of the block.
+
+    An error that names the temporary folder says that it is not kept.
+    """
     if out is not None:
         yield open_folder(out)
         return
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        yield Path(folder)
+        try:
+            yield open_folder(Path(folder))
+        except LatfixError as error:
+            if folder in error.message:
+                words = error.message.replace("; what was recorded is kept", "")
+                error.message = f"{words} (without --out, this folder is not kept)"
+            raise
 
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:

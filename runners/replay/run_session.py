@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import math
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 
 import latfix
 from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
-from latfix.errors import InputError, LatfixError, RunnerError
+from latfix.errors import InputError, LatfixError, RunnerError, disk_is_full
 from latfix.profilers.probes.neighbor_watch import LINE, NeighborWatch
 from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
@@ -160,13 +159,16 @@ def _not_empty(path: Path) -> InputError:
 
 @contextlib.contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Turn an ``OSError`` in the block into an :class:`InputError` about the folder.
+    """Turn an ``OSError`` in the block into an error about the folder.
 
     :raises InputError: the folder cannot be written.
+    :raises LatfixError: its disk is full.
     """
     try:
         yield
     except OSError as error:
+        if disk_is_full(error):
+            raise _disk_error(folder, error) from error
         raise InputError(
             f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
         ) from error
@@ -297,8 +299,7 @@ def _close(folder: RunFolder) -> RunRecord:
 
 
 def _disk_error(path: Path, error: OSError) -> LatfixError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    todo = "free space there and run again" if full else "check it and run again"
+    todo = "free space there and run again" if disk_is_full(error) else "check it and run again"
     kept = "what was recorded is kept" if path.is_dir() else "the folder is gone, with what was recorded"
     return LatfixError(f"{path}: could not be written ({error.strerror}); {kept}; {todo}")
 

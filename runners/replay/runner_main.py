@@ -7,7 +7,6 @@ code that holds this interpreter delays no request. User code may print; standar
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import gc
 import math
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError
+from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError, disk_is_full
 from latfix.profilers.gpu.device_ids import device_index
 from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.calls.model_call import describe
@@ -216,8 +215,7 @@ def _disk_words(error: OSError) -> str:
     if error.strerror is None:  # not of a file: a library that cannot be loaded
         return f"the runner failed: {describe(error)}"
     where = f"{error.filename}: " if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    todo = "free space and run again" if full else "check it and run again"
+    todo = "free space and run again" if disk_is_full(error) else "check it and run again"
     return f"{where}the runner could not write its record ({error.strerror}); {todo}"
 
 

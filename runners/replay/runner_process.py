@@ -286,11 +286,11 @@ class RunnerProcess:
         try:
             code = self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return RunnerError(f"the runner closed its pipe; what it recorded is kept; its output: {self._log}")
+            return RunnerError(f"the runner closed its pipe; what was recorded is kept; its output: {self._log}")
         if code == -signal.SIGKILL:
             why = "was killed by SIGKILL, as the kernel does when memory runs out"
         elif code < 0:
             why = f"was killed by {signal.strsignal(-code) or 'a signal'} (signal {-code})"
         else:
             why = f"ended with exit code {code} in the middle of its work"
-        return RunnerError(f"the runner {why}; what it recorded is kept; its output: {self._log}")
+        return RunnerError(f"the runner {why}; what was recorded is kept; its output: {self._log}")

@@ -141,6 +141,7 @@ def test_every_command_has_a_description(command: str, cli: Cli) -> None:
         (typer.Exit(3), 3, ""),
         (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, None),
         (OSError(errno.ENOSPC, "No space left on device"), 4, "latfix: output: No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "a.json"), 4, "latfix: a.json: No space left on device\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )

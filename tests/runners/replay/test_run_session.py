@@ -27,6 +27,7 @@ from latfix.runners.replay.run_session import (
     prepare_folder,
     reopen_folder,
     replay_into,
+    writing_into,
 )
 from latfix.traffic.io import stored_schedule
 from latfix.traffic.schedule import Traffic
@@ -156,6 +157,12 @@ def test_a_disk_that_is_full_after_the_replay_is_one_line(tmp_path: Path, write_
     process.replay.return_value = {"state": "complete", "t0_ns": 1}
     with pytest.raises(LatfixError, match=r"could not be written \(No space left .* recorded is kept; free space"):
         replay_into(process, folder)
+
+
+def test_a_disk_that_is_full_when_results_are_written_is_no_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(LatfixError, match=r"written \(File too .* kept; free") as raised, writing_into(tmp_path):
+        raise OSError(errno.EFBIG, "File too large")
+    assert raised.value.exit_code == EXIT_RUNNER
 
 
 def test_a_window_of_a_killed_search_is_not_overwritten(tmp_path: Path) -> None:
