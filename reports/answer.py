@@ -210,7 +210,7 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
     lines = [*_disturbed(found.disturbed), *_sure(change, found.rounds), *_why(found)]
     if words := floor_words(found):
         lines.append(Line(label="lower bound", words=words))
-    if found.rounds:
+    if found.rounds and not plan_is_empty(found):
         lines.append(_side_effects(change))
     arm, key = found.before, change.judged
     alone = _passing_gate(key, finite(arm.latency_ms.get(key)), arm.latency_ci95_ms.get(key))
@@ -229,9 +229,8 @@ def _headline(change: Change, found: Optimization) -> str:
     """The verdict and its size; without a final replay nothing has changed."""
     name, key = key_label(change.judged), change.judged
     if found.rounds:
-        return change_headline(
-            change, "disturbed" if found.disturbed and found.verdict != "improved" else found.verdict
-        )
+        verdict = "disturbed" if found.disturbed and found.verdict != "improved" else found.verdict
+        return _refuted(change, found, verdict) if plan_is_empty(found) else change_headline(change, verdict)
     stays = f"{name} stays {milliseconds(change.before.latency_ms.get(key))}"
     if found.interrupted:
         return f"Interrupted before any fix was proved: {stays}"
@@ -242,13 +241,30 @@ def _headline(change: Change, found: Optimization) -> str:
     return f"No fix is proved to help: {stays}"
 
 
+def _refuted(change: Change, found: Optimization, verdict: str) -> str:
+    """What the final replay tested, how it ended, and what remains."""
+    name, value = key_label(change.judged), change.ratio(change.judged).value
+    idle = {step.fix for step in found.steps if step.status == "not_effective"} & set(found.proved)
+    speed = "lost requests" if value is None else f"was {speed_words(value)}"
+    how = "took no effect" if idle else f"{speed} ({name} {change.moved(change.judged)})"
+    best, tried = best_candidate(found), " + ".join(found.proved) or "what the search kept"
+    left = f"the first settings, {name} {milliseconds(change.before.latency_ms.get(change.judged))}"
+    return (
+        f"{_verdict(verdict)}: in the final replay, {tried} {how}: the plan changes nothing; best so far: "
+        f"{' + '.join(best[0]) if best else left}"
+    )
+
+
+def _verdict(verdict: str) -> str:
+    return "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
+
+
 def change_headline(change: Change, verdict: str) -> str:
     """``Better: p99 412 → 98 ms, 4.2 times faster``."""
     key = change.judged
-    words = "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
     moved = f"{key_label(key)} {change.moved(key)}"
     ratio = change.ratio(key).value  # unknown if the figure falls among lost requests
-    return f"{words}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
+    return f"{_verdict(verdict)}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
 
 
 def _sure(change: Change, rounds: int) -> Iterator[Line]:

@@ -274,8 +274,9 @@ def ratio_of(estimate: RatioEstimate | None) -> Ratio:
 
 def optimization_change(found: Optimization) -> Change:
     """The before and after of an optimization."""
-    limit = finite(found.accuracy_limit)
-    return _change(("before", "after"), found, accuracy_limit=limit, judged=found.judged)
+    limit, kept = finite(found.accuracy_limit), any(step.status == "kept" for step in found.steps)
+    labels = "before", "after" if kept or not found.proved else "tried"
+    return _change(labels, found, accuracy_limit=limit, judged=found.judged)
 
 
 def comparison_change(found: Comparison) -> Change:

@@ -80,7 +80,8 @@ def _effect(value: float, share: Share) -> str:
 
 def floor_words(found: Optimization) -> str:
     """How far p99 is from that of the model alone, and how to get closer; empty if unknown."""
-    floor, reached = finite(found.floor_ms.get("p99")), finite(found.after.latency_ms.get("p99"))
+    now = found.before if plan_is_empty(found) else found.after
+    floor, reached = finite(found.floor_ms.get("p99")), finite(now.latency_ms.get("p99"))
     if floor is None or reached is None or floor <= 0:
         return ""
     bound = f"predicted p99 {milliseconds(floor)} with an empty queue and the fastest accurate form of this model"

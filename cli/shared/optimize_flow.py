@@ -176,6 +176,9 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
     after, before = outcome.final.gate_subjects()
     # Only diagnoses have shares of causes: those of the last replay with the fixes, and of the baseline.
     after, before = _with_causes(after, outcome.after_diagnosis), _with_causes(before, outcome.diagnosis)
+    if not outcome.kept:  # nobody will run what was refuted
+        same = before.with_percentiles(metrics, outcome.before or outcome.baseline)
+        return same, same
     last = (outcome.after or outcome.baseline, outcome.before or outcome.baseline)
     return with_percentile_ratios(after, before, last, metrics)
 
@@ -210,6 +213,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         after=final.after if final is not None else baseline,
         ratio=final.ratio if final is not None else dict.fromkeys(RATIO_KEYS, unchanged),
         rounds=final.rounds if final is not None else 0,
+        proved=tuple(outcome.proved) if final is not None else (),
         judged=final.judged if final is not None else objective_key(outcome.baseline),
         changes=_changes(outcome),
         accuracy_kind=outcome.accuracy_kind,

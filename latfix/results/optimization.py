@@ -150,7 +150,8 @@ class Optimization(Document):
 
     :param verdict: improved, no_gain or inconclusive, by the final replay alone.
     :param before: the first settings, from the final interleaved replay; the baseline if there was none.
-    :param after: the last settings, likewise.
+    :param after: the last settings, likewise; those of a plan that it refuted, too.
+    :param proved: ids of the fixes that it replayed together. The plan is empty if it refuted them.
     :param ratio: after over before by statistic.
     :param rounds: of the final replay; 0 if there was none.
     :param judged: the key of ``ratio`` that the verdict is about; p99 in documents without it.
@@ -182,6 +183,7 @@ class Optimization(Document):
     after: Summary
     ratio: Mapping[str, RatioEstimate]
     rounds: int = 0
+    proved: tuple[str, ...] = field(default=(), metadata=json_key(omit_empty=True))
     judged: str = field(default="p99", metadata=json_key(omit_empty=True))
     changes: Mapping[str, tuple[Any, Any]] | None = field(default=None, metadata=json_key(omit_empty=True))
     accuracy_kind: str = ""

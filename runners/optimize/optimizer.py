@@ -92,6 +92,7 @@ class Outcome:
     :param failure: why the service stopped working after the baseline; empty if it did not.
     :param layers: measured sensitivity of layers, if quantizing all of them cost too much accuracy.
     :param answers: how answers are compared, and whether the baseline answers differently in a batch.
+    :param proved: ids of the fixes that the final replay tested together.
     :param predicted: by statistic, the predicted ratio over the traffic of the final replay for all kept fixes
         together, with measured compute; empty without a forecast. ``at_pace`` is the same at the pace of that
         replay's batches.
@@ -127,6 +128,7 @@ class Outcome:
     floor_ms: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Any] = field(default_factory=dict)
     answers: AnswerCheck | None = None
+    proved: Sequence[str] = ()
 
     @property
     def kept(self) -> list[Step]:
@@ -424,6 +426,7 @@ class Optimizer:
         seconds, began = min(_FINAL_SHARE * self.options.budget_s, bench.left_s()), time.monotonic()
         before = bench.arm("before", self.settings, ())
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
+        outcome.proved = after.fixes
         at_once = not (bench.room.on_device or bench.room.alone)
         if at_once:  # how long that takes now decides how much traffic a round may replay
             start_at_once(before, after)

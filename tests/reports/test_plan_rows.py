@@ -29,9 +29,13 @@ from latfix.statistics.decision import RatioEstimate
 )
 def test_how_far_from_the_limit(floor: float | None, after: float | None, expected: str) -> None:
     for device, more in (("cpu", "add cores, a GPU or replicas"), ("cuda:0", "add devices or replicas")):
-        after_run = SimpleNamespace(latency_ms={"p99": after})
-        found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=after_run, device=device)
+        now, other = SimpleNamespace(latency_ms={"p99": after}), SimpleNamespace(latency_ms={"p99": 1e6})
+        known = {"floor_ms": {"p99": floor}, "device": device}
+        found: Any = SimpleNamespace(before=other, after=now, changes={"precision": ("default", "bf16")}, **known)
         words = floor_words(found)
+        # Of a refuted plan nothing is left.
+        refuted: Any = SimpleNamespace(before=now, after=other, changes={}, **known)
+        assert floor_words(refuted) == words
         assert expected in words and bool(expected) == bool(words)
         assert (more in words) == ("times that" in words)
 

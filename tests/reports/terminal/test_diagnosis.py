@@ -22,7 +22,7 @@ from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Losses
 from latfix.results.optimization import Candidate, Optimization
 from latfix.results.worker_summary import WorkerRow
-from latfix.statistics.decision import Verdict
+from latfix.statistics.decision import RatioEstimate, Verdict
 from tests.profilers.recordings.requests.formats.test_formats import HISTOGRAM
 from tests.reports.conftest import Session, in_one_line, unharmed
 from tests.reports.conftest import printed as shown
@@ -249,6 +249,23 @@ def test_nothing_kept_is_not_shown_as_before_and_after(improved: Optimization) -
     assert "No fix is proved to help: p99 stays 412 ms" in text
     assert "best candidate batch.size: p99 2.0 times faster (predicted, not replayed)" in text
     assert "next step latfix optimize ranker --fix batch.size --budget" in text
+
+
+def test_a_refuted_plan_is_not_called_the_result(improved: Optimization) -> None:
+    reason = "slower in the final replay: p99 x1.50"
+    steps = tuple(replace(one, status="rejected", reason=reason) for one in improved.steps if one.status == "kept")
+    worse = {key: RatioEstimate(value=1.5, lo=1.4, hi=1.6) for key in improved.ratio}
+    found = replace(improved, verdict="no_gain", steps=steps, changes={}, ratio=worse, rounds=5)
+    found = replace(found, proved=("gc.freeze",))
+    text = in_one_line(shown(render_optimization(found, folder=None), width=160))
+    assert "No gain: in the final replay, gc.freeze was 50 % slower (p99 412 -> 98.0 ms): the plan cha" in text
+    assert "nges nothing; best so far: the first settings, p99 412 ms" in text
+    assert "before tried ratio" in text and "side effects" not in text
+    left = Candidate(fixes=("batch.size",), settings={}, status="undecided", predicted={"p99": 0.5})
+    idle = tuple(replace(one, status="not_effective") for one in steps)
+    found = replace(found, steps=idle, candidates=(left,))
+    text = in_one_line(shown(render_optimization(found, folder=None), width=160))
+    assert "gc.freeze took no effect: the plan changes nothing; best so far: batch.size" in text
 
 
 def test_a_comparison_ends_with_its_verdict_and_warns(ordinary: Session, hostile: Session) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.cli.shared.optimize_flow import _subjects
 from latfix.results.comparison import RATIO_KEYS
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
@@ -72,8 +73,11 @@ def test_a_final_replay_that_is_worse_leaves_no_plan(search: Any, world: Any) ->
     assert world.step(outcome, "LUCKY").reason.startswith("slower in the final replay: p99 x1.5")
     assert outcome.final is not None and outcome.final.verdict == "worse"
     assert outcome.verdict == "no_gain"
-    assert outcome.kept == []
+    assert outcome.kept == [] and outcome.proved == ("a.LUCKY",)
     assert [each.status for each in outcome.candidates] == ["rejected"]
+    # Gates judge the plan, which changes nothing, not what was refuted.
+    after, before = _subjects(outcome, ["p99"])
+    assert after == before and after.latency_ms["p99"] == outcome.final.before.latency_ms["p99"]
 
 
 def test_a_refuted_plan_falls_back_to_the_best_one_before_it(search: Any, world: Any) -> None:
