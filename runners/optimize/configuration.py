@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from latfix.runners.replay.arm import Arm
 
 #: Settings that change the cores of a batch: their effect on compute is measured, not predicted.
-_SHARING = frozenset({"workers", "intra_op_threads"})
+_SHARING = frozenset({"workers", "intra_op_threads", "shared_model"})
 #: Settings that several fixes may change: they are merged, or the later fix reads the earlier value.
 _SHARED = frozenset({"env", "keep_precision", "warmup_shapes"})
 #: A way cannot gain if even its best batch takes this multiple of the baseline's time.
@@ -47,6 +47,12 @@ class Choice:
         if self.fix.options is None:
             return self.fix.id
         return f"{self.fix.id} ({', '.join(f'{name} = {value}' for name, value in self.change.items())})"
+
+    @property
+    def runs(self) -> str:
+        """What it does to the time of a batch: two fixes with the same split of the cores do the same."""
+        split = {name: value for name, value in self.change.items() if name in _SHARING}
+        return self.words if self.fix.compute != 1.0 else str(sorted(split.items()))
 
     @property
     def suspect(self) -> str:

@@ -18,7 +18,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
+from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose
 from latfix.settings import RunnerSettings
 
 #: Maximum error of the simulation for the settings that ran; beyond it nothing is predicted. The p99 of a few hundred
@@ -200,6 +200,6 @@ class Planner:
         return self._seen[key]
 
 
-def way(configuration: Configuration) -> tuple[str, ...]:
+def way(one: Configuration | Alternative) -> tuple[str, ...]:
     """The way that it runs the model, on which the time of a batch depends."""
-    return tuple(choice.words for choice in configuration.measured)
+    return tuple(choice.runs for choice in one.choices if choice.measured)

@@ -183,7 +183,7 @@ class Search:
         self.ineffective |= ineffective
         for each in self.alternatives:
             if each.status == "ready" and self.planner is not None:
-                self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
+                self.planner.costs[way(each)] = each.cost
         kept: Trial | None = None
         for trial in self.trials:
             if self.planner is not None:
@@ -370,9 +370,8 @@ class Search:
 
     def _contains_failed_way(self, configuration: Configuration) -> bool:
         """True if all choices of a way that is out are also in this configuration."""
-        words = set(way(configuration))
-        failed = [{choice.words for choice in each.choices} for each in self.alternatives if each.status != "ready"]
-        return any(each <= words for each in failed)
+        known = set(way(configuration))
+        return any(set(way(each)) <= known for each in self.alternatives if each.status != "ready")
 
     def _set_up(self) -> None:
         """Measure, once each, what fixes need to know before they can be decided."""
@@ -853,10 +852,8 @@ class Search:
         """
         if self.planner is None:
             return {}
-        same = [
-            each.choices for each in self.alternatives if not any(one.fix.changes_outputs for one in each.choices)
-        ]
-        known = {(), way(self.best), *(tuple(choice.words for choice in choices) for choices in same)}
+        same = [each for each in self.alternatives if not any(one.fix.changes_outputs for one in each.choices)]
+        known = {(), way(self.best), *map(way, same)}
         found = [self.planner.forecast.alone(cost) for each, cost in self.planner.costs.items() if each in known]
         return {key: min(each[key] for each in found) for key in KEYS}
 

@@ -37,7 +37,8 @@ def _pages_on_demand(_: Context) -> str:
 def _memory_to_map(context: Context) -> str:
     faults, model = faults_per_request(context.record), context.record.meta.memory.model_bytes
     if faults < WORTH_IT and model < _LARGE_MODEL:
-        return f"only {faults:.0f} page faults a request, and the weights are {mebibytes(model)}"
+        weights = f", and the weights are {mebibytes(model)}" if model else ""  # of torch: others are not known
+        return f"only {faults:.0f} page faults a request{weights}"
     return ""
 
 

@@ -73,6 +73,16 @@ def test_ways_that_do_not_exclude_each_other_are_also_measured_together(search: 
     assert not any("SLOW" in label and "-" in label[5:] for label, _ in world.paced), "it gains nothing"
 
 
+def test_two_fixes_with_the_same_split_of_the_cores_are_measured_once(search: Any, world: Any) -> None:
+    """As pinning, which on few cores limits the threads too, next to the limit alone."""
+    threads = {"intra_op_threads": 1}
+    outcome = search(
+        replace(world.fix("THREADS"), sets=threads), replace(world.fix("PIN"), sets={"pin": "workers", **threads})
+    )
+    assert {label for label, _ in world.paced} == {"before", "pace-a.THREADS"}
+    assert outcome.verdict == "no_gain"
+
+
 def test_a_way_that_fails_on_every_batch_shows_the_models_error(search: Any, world: Any) -> None:
     world.paces = {"FAILS": float("nan")}
     outcome = search(model(world, "FAILS", 0.5))
