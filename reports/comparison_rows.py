@@ -29,7 +29,7 @@ from latfix.lower_bound import AtLeast
 from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, verdict_words
 from latfix.results.comparison import Comparison, Summary, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import Contribution, Optimization, TriedFix
+from latfix.results.optimization import SURPASSED, Contribution, Optimization, TriedFix
 from latfix.stages import STATUS_NAMES
 from latfix.statistics.decision import RatioEstimate
 
@@ -356,7 +356,7 @@ def step_rows(steps: Sequence[TriedFix]) -> list[StepRow]:
             StepRow(
                 fix=step.fix,
                 status=step.status,
-                words=words,
+                words="surpassed" if step.reason.startswith(SURPASSED) else words,
                 severity=severity,
                 reason=step.reason,
                 verified=step.verified,

@@ -58,13 +58,12 @@ def kept_words(found: Optimization) -> str:
     """
     if plan_is_empty(found):
         return ""
-    known = [
-        (share.ratio.value, share)
-        for share in shares_of(found.ablation, "mean" if found.judged == "mean" else "p99")
-        if share.ratio is not None and share.ratio.value
-    ]
+    shares = shares_of(found.ablation, "mean" if found.judged == "mean" else "p99")
+    known = [(share.ratio.value, share) for share in shares if share.ratio is not None and share.ratio.value]
     if not known:
-        return ", ".join(step.fix for step in found.steps if step.status == "kept")
+        added = {fix: _added(each) for share in shares for fix, each in share.adds.items()}
+        kept = [step.fix for step in found.steps if step.status == "kept"]
+        return ", ".join(fix + (f" ({words})" if (words := added.get(fix)) else "") for fix in kept)
     known.sort(key=lambda pair: pair[0])
     listed = ", ".join(f"{share.name} ({_effect(value, share)})" for value, share in known[:_LISTED])
     more = len(known) - _LISTED
@@ -72,10 +71,14 @@ def kept_words(found: Optimization) -> str:
 
 
 def _effect(value: float, share: Share) -> str:
-    added = [speed_words(each.value) for each in share.adds.values() if each.value is not None]
-    if value >= 1 and not added:  # a predicted share: replayed was only the whole
-        return "replayed with the others, no gain predicted for it"
-    return f"{speed_words(value)}; on top of the others {added[0]}" if added else speed_words(value)
+    if words := next(filter(None, map(_added, share.adds.values())), ""):
+        return words
+    # A predicted share: replayed was only the whole.
+    return "replayed with the others, no gain predicted for it" if value >= 1 else speed_words(value)
+
+
+def _added(measured: Ratio) -> str:
+    return "" if measured.value is None else f"{speed_words(measured.value)} on top of the others"
 
 
 def floor_words(found: Optimization) -> str:
@@ -89,9 +92,10 @@ def floor_words(found: Optimization) -> str:
         now = ", measured less" if reached < floor * 0.9 else ""
         return f"reached: {bound}{now}; going lower needs a faster machine or shorter inputs"
     more = "devices" if found.device.startswith("cuda") else "cores, a GPU"
+    what = "disturbances and waiting" if found.disturbed else "waiting"
     return (
         f"{bound}; {milliseconds(reached)} is {significant(reached / floor, 2)} times that, the difference is "
-        f"waiting: add {more} or replicas, or reduce concurrent requests"
+        f"{what}: add {more} or replicas, or reduce concurrent requests"
     )
 
 
@@ -120,6 +124,8 @@ class FrontRow:
     :param predicted: for what the final replay covered for the first of these, else for the whole traffic.
     :param accuracy: ``None`` if no fix in it changes answers, or if it was not measured.
     :param best: replayed, and no other replayed one is at least as good in all three and better in one.
+    :param searched: of the plan, the ratio in the search's replays if there are any: only these compare with others.
+    :param is_plan: the final replay tested it, and it is the plan.
     """
 
     fixes: tuple[str, ...]
@@ -130,6 +136,13 @@ class FrontRow:
     throughput_rps: float | None
     compute: float | None = None
     best: bool = False
+    searched: float | None = None
+    is_plan: bool = False
+
+    @property
+    def compared(self) -> float | None:
+        """The measured ratio by which it is compared with the others."""
+        return self.ratio.value if self.searched is None else self.searched
 
     @property
     def is_replayed(self) -> bool:
@@ -140,6 +153,11 @@ class FrontRow:
     def name(self) -> str:
         """``batch.size + quantize.bf16``."""
         return " + ".join(self.fixes) or BASELINE
+
+    @property
+    def label(self) -> str:
+        """The name, of the plan with a remark."""
+        return self.name + (" (the plan)" if self.is_plan else "")
 
     @property
     def words(self) -> tuple[str, Severity]:
@@ -204,6 +222,8 @@ def _candidates(found: Optimization) -> Iterator[FrontRow]:
             accuracy=finite(found.after.accuracy if proved else each.accuracy),
             throughput_rps=finite(found.after.throughput_rps if proved else each.throughput_rps),
             compute=finite(each.compute),
+            searched=own.value if proved else None,
+            is_plan=proved and not plan_is_empty(found),
         )
 
 
@@ -216,7 +236,7 @@ def _foretold(found: Optimization) -> float | None:
 
 def _place(row: FrontRow) -> tuple[bool, float]:
     """Sort key: replayed ones first, by measured ratio; then the others, by predicted ratio."""
-    value = row.ratio.value if row.ratio.value is not None else row.predicted
+    value = row.compared if row.is_replayed else row.predicted
     return not row.is_replayed, float("inf") if value is None else value
 
 
@@ -228,6 +248,6 @@ def _beats(one: FrontRow, other: FrontRow, first: FrontRow) -> bool:
 
     def point(row: FrontRow) -> tuple[float, float, float]:
         accuracy = first.accuracy if row.accuracy is None else row.accuracy
-        return row.ratio.value or 0.0, -(accuracy or 0.0), 1.0 if row.compute is None else row.compute
+        return row.compared or 0.0, -(accuracy or 0.0), 1.0 if row.compute is None else row.compute
 
     return point(one) != point(other) and all(a <= b for a, b in zip(point(one), point(other), strict=True))

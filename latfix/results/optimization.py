@@ -219,6 +219,8 @@ class Optimization(Document):
 BUDGET = "budget: "
 
 
+#: Prefix of reasons why a fix that gained in its replays is not in the plan.
+SURPASSED = "it gained, but another configuration gained more: "
 #: Part of reasons that an installation would remove.
 _INSTALLATION = "not installed"
 

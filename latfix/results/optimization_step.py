@@ -74,7 +74,8 @@ def ablation(
         now = then
     if unknown or not simulated:
         after = {key: final.after.latency_ms[key] for key in KEYS}
-        entries.append(Contribution(fixes=unknown, before_ms=now, after_ms=after))
+        rest = {fix: adds[fix] for fix in unknown if fix in adds}
+        entries.append(Contribution(fixes=unknown, before_ms=now, after_ms=after, adds=rest or None))
     return tuple(entries)
 
 

@@ -132,7 +132,7 @@ def _front(found: Optimization) -> dict[str, Any] | None:
         "in accuracy, latency and compute together. Compute is the time of typical batches, which limits the "
         "throughput."
     )
-    cells = [[row.name, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
+    cells = [[row.label, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
     return {
         "caption": caption,
         "chart": change_charts.front("front-chart", rows, name),

@@ -150,7 +150,7 @@ def _front(rows: Sequence[FrontRow], name: str, *, verbose: bool) -> Iterator[Re
 
     :param name: of the judged latency.
     """
-    shown = rows if verbose else [row for row in rows if row.best or not row.fixes][:_FRONT]
+    shown = rows if verbose else [row for row in rows if row.best or row.is_plan or not row.fixes][:_FRONT]
     if len(rows) < 3:
         return
     yield heading("Configurations, fastest first (*: replayed, and no other is better in all)")
@@ -166,7 +166,7 @@ def _front(rows: Sequence[FrontRow], name: str, *, verbose: bool) -> Iterator[Re
     lines: list[Sequence[Cell]] = []
     for row in shown:
         cells = [cell.replace("×", "x") for cell in row.cells()]
-        lines.append([safe(f"{'*' if row.best else ' '} {row.name}", limit=400), *cells])
+        lines.append([safe(f"{'*' if row.best else ' '} {row.label}", limit=400), *cells])
     yield FittedTable(columns, lines)
     if rest := len(rows) - len(shown):
         yield Text(f"{rest} more on the page and with -v", "dim")

@@ -194,13 +194,17 @@ class Outcome:
         return reason
 
     def divided(self) -> Shares:
-        """``shares``; empty if the final replay contradicts the forecast, which then cannot divide its ratio."""
+        """``shares``; empty if the final replay contradicts the forecast, which then cannot divide its ratio.
+
+        So it is if the share of a kept fix points the other way: then those of others are larger than the whole.
+        """
         if self.final is None:
             return self.shares
         for key in KEYS:
-            predicted = sum(share[key][0] for share in self.shares.values())
+            parts = [share[key][0] for share in self.shares.values()]
             measured = math.log(max(self.final.ratio[key].value, 1e-9))
-            if predicted * measured < 0 and abs(predicted - measured) > math.log1p(SMALLEST):
+            against = [part for part in parts if part * measured < 0 and abs(part) > math.log1p(SMALLEST)]
+            if against or (sum(parts) * measured < 0 and abs(sum(parts) - measured) > math.log1p(SMALLEST)):
                 return {}
         return self.shares
 

@@ -29,7 +29,7 @@ from latfix.formatting import counted, percent
 from latfix.profilers.diagnose import diagnose
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET, Candidate, Prediction
+from latfix.results.optimization import BUDGET, SURPASSED, Candidate, Prediction
 from latfix.results.optimization_step import KEYS, Step
 from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge, score_of
@@ -817,8 +817,11 @@ class Search:
 
     def candidates(self) -> list[Candidate]:
         """All replayed configurations, and the best one of each measured way."""
-        found = [self._candidate(trial.configuration, trial.status, trial) for trial in self.trials]
-        replayed = {trial.configuration.key for trial in self.trials}
+        last = next((trial for trial in reversed(self.trials) if trial.status == "kept"), None)
+        # What took no effect, or was left out of the plan, is not what was measured.
+        named = [self.best if each is last else self._without_ineffective(each.configuration) for each in self.trials]
+        found = [self._candidate(one, each.status, each) for one, each in zip(named, self.trials, strict=True)]
+        replayed = {each.key for each in (*named, *(trial.configuration for trial in self.trials))}
         for each in self.alternatives:
             configuration = Configuration(self.first, each.choices)
             if each.status == "ready" and self.planner is not None:
@@ -883,8 +886,11 @@ class Search:
             tried = trial.configuration
             if fix.id not in tried.fixes:
                 continue
-            status = "no_gain" if trial.status == "kept" else trial.status
-            reason = trial.reason if tried.words == fix.id else f"tried as {tried.words}: {trial.reason}"
+            status, reason = trial.status, trial.reason
+            if tried.words != fix.id:
+                reason = f"tried as {tried.words}: {reason}"
+            if status == "kept":
+                status, reason = "no_gain", SURPASSED + reason
             return _trial_step(fix, trial, status, reason, tried, tried.fixes)
         return self._measured_step(fix) or self._unmeasured_step(fix, ended)
 

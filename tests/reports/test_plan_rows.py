@@ -30,7 +30,7 @@ from latfix.statistics.decision import RatioEstimate
 def test_how_far_from_the_limit(floor: float | None, after: float | None, expected: str) -> None:
     for device, more in (("cpu", "add cores, a GPU or replicas"), ("cuda:0", "add devices or replicas")):
         now, other = SimpleNamespace(latency_ms={"p99": after}), SimpleNamespace(latency_ms={"p99": 1e6})
-        known = {"floor_ms": {"p99": floor}, "device": device}
+        known = {"floor_ms": {"p99": floor}, "device": device, "disturbed": ""}
         found: Any = SimpleNamespace(before=other, after=now, changes={"precision": ("default", "bf16")}, **known)
         words = floor_words(found)
         # Of a refuted plan nothing is left.
@@ -38,6 +38,8 @@ def test_how_far_from_the_limit(floor: float | None, after: float | None, expect
         assert floor_words(refuted) == words
         assert expected in words and bool(expected) == bool(words)
         assert (more in words) == ("times that" in words)
+        noisy: Any = SimpleNamespace(before=now, after=other, changes={}, **(known | {"disturbed": "by others"}))
+        assert ("is disturbances and waiting" in floor_words(noisy)) == ("is waiting" in words)
 
 
 def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Optimization) -> None:
@@ -50,6 +52,19 @@ def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Op
     assert rows["batch.size"].best and rows["batch.size"].is_replayed
     assert not rows["quantize.int8_dynamic"].best
     assert next(iter(rows)) == "batch.size"
+
+
+def test_the_plan_is_compared_with_others_by_the_replays_of_the_search(improved: Optimization) -> None:
+    """The final replay is of other requests: its ratio is shown, and no match for those of the search."""
+
+    def candidate(fix: str, status: str, value: float) -> Candidate:
+        ratio = {"p99": RatioEstimate(value=value, lo=value, hi=value)}
+        return Candidate(fixes=(fix,), settings={}, status=status, compute=1.0, predicted={}, replayed=ratio)
+
+    found = (candidate("batch.size", "kept", 0.1), candidate("batch.window", "undecided", 1.5))
+    plan, other, _ = front_rows(replace(improved, rounds=2, candidates=found))
+    assert other.ratio.value == pytest.approx(0.15) and plan.ratio.value == improved.ratio["p99"].value
+    assert plan.best and plan.label == "batch.size (the plan)" and other.label == "batch.window"
 
 
 @pytest.mark.parametrize("judged", ["p99", "p95"])
@@ -95,3 +110,10 @@ def test_a_kept_fix_without_a_predicted_gain_is_no_reason(improved: Optimization
     )
     words = kept_words(replace(improved, ablation=shares))
     assert words.startswith("batch.size (2.0 times faster), host.workers (replayed with the others, no gain")
+    slower = {"host.workers": {"p99": RatioEstimate(value=1.29, lo=1.1, hi=1.5)}}
+    measured = (replace(shares[0], adds=slower), shares[1])
+    assert "host.workers (29 % slower on top of the others)" in kept_words(replace(improved, ablation=measured))
+    steps = tuple(replace(improved.steps[0], fix=fix, status="kept") for fix in ("host.workers", "batch.size"))
+    undivided = replace(shares[0], fixes=("host.workers", "batch.size"), ratio=None, adds=slower)
+    words = kept_words(replace(improved, steps=steps, ablation=(undivided,)))
+    assert words == "host.workers (29 % slower on top of the others), batch.size"

@@ -162,7 +162,8 @@ def test_the_final_ratio_is_divided_as_predicted() -> None:
     *told, rest = ablation(kept, final, shares, {})
     assert [each.ratio["p99"].value for each in told if each.ratio] == pytest.approx([0.6, 0.9])
     assert rest.fixes == ("unknown",) and (rest.before_ms["p99"], rest.after_ms["p99"]) == pytest.approx((5.4, 5.0))
-    assert [each.fixes for each in ablation(kept, final, {}, {})] == [("small", "large", "unknown")]
+    (together,) = ablation(kept, final, {}, seen)
+    assert together.fixes == ("small", "large", "unknown") and together.adds == seen
     assert ablation(kept, None, shares, {}) == ablation([], final, shares, {}) == ()
 
 

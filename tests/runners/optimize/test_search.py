@@ -9,6 +9,7 @@ import pytest
 
 from latfix.errors import RunnerError
 from latfix.formatting import LATENCY_KEYS
+from latfix.reports.comparison_rows import step_rows
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import FIXES, Fix, Verified
 from latfix.runners.optimize import measurement
@@ -392,12 +393,17 @@ def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -
     assert world.statuses(outcome) == {"a.GENTLE": "kept", "a.SILENT": "not_effective"}
     assert len(outcome.trials) == 1 and outcome.trials[0].configuration.fixes == ("a.GENTLE", "a.SILENT")
     assert dict(outcome.settings.env) == {"GENTLE": "0.7"}
+    assert [each.fixes for each in outcome.candidates] == [("a.GENTLE",)], "what was measured"
 
 
 def test_of_similar_predictions_the_one_with_safer_answers_is_replayed_first(search: Any, world: Any) -> None:
     outcome = search(model(world, "BOLD", 0.5, accepted=0.5), model(world, "SAFE", 0.55, accepted=0.9))
     assert outcome.trials[0].configuration.fixes == ("a.SAFE",)
     assert dict(outcome.settings.env) == {"BOLD": "0.5"}, "the better one is still tried, and taken"
+    safe = world.step(outcome, "SAFE")
+    assert safe.status == "no_gain" and safe.reason.startswith("it gained, but another configuration gained more: ")
+    (row,) = step_rows([safe.tried()])
+    assert row.words == "surpassed"
 
 
 @pytest.mark.parametrize(("differing", "asked"), [(0, 1), (3, 2)])
