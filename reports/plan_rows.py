@@ -90,7 +90,9 @@ def floor_words(found: Optimization) -> str:
     bound = f"predicted p99 {milliseconds(floor)} with an empty queue and the fastest accurate form of this model"
     if reached <= floor * 1.1:
         now = ", measured less" if reached < floor * 0.9 else ""
-        return f"reached: {bound}{now}; going lower needs a faster machine or shorter inputs"
+        outside = found.diagnosis is not None and found.diagnosis.verdict == "external.dependency"
+        needs = "a faster dependency" if outside else "a faster machine or shorter inputs"
+        return f"reached: {bound}{now}; going lower needs {needs}"
     more = "devices" if found.device.startswith("cuda") else "cores, a GPU"
     what = "disturbances and waiting" if found.disturbed else "waiting"
     return (

@@ -30,7 +30,7 @@ from latfix.statistics.decision import RatioEstimate
 def test_how_far_from_the_limit(floor: float | None, after: float | None, expected: str) -> None:
     for device, more in (("cpu", "add cores, a GPU or replicas"), ("cuda:0", "add devices or replicas")):
         now, other = SimpleNamespace(latency_ms={"p99": after}), SimpleNamespace(latency_ms={"p99": 1e6})
-        known = {"floor_ms": {"p99": floor}, "device": device, "disturbed": ""}
+        known = {"floor_ms": {"p99": floor}, "device": device, "disturbed": "", "diagnosis": None}
         found: Any = SimpleNamespace(before=other, after=now, changes={"precision": ("default", "bf16")}, **known)
         words = floor_words(found)
         # Of a refuted plan nothing is left.
@@ -38,6 +38,9 @@ def test_how_far_from_the_limit(floor: float | None, after: float | None, expect
         assert floor_words(refuted) == words
         assert expected in words and bool(expected) == bool(words)
         assert (more in words) == ("times that" in words)
+        cause = {"diagnosis": SimpleNamespace(verdict="external.dependency")}
+        outside: Any = SimpleNamespace(before=now, after=other, changes={}, **(known | cause))
+        assert ("needs a faster dependency" in floor_words(outside)) == ("needs" in words)
         noisy: Any = SimpleNamespace(before=now, after=other, changes={}, **(known | {"disturbed": "by others"}))
         assert ("is disturbances and waiting" in floor_words(noisy)) == ("is waiting" in words)
 
