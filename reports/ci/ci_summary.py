@@ -23,6 +23,7 @@ from latfix.reports.comparison_rows import (
     result_words,
     step_rows,
 )
+from latfix.reports.plan_rows import plan_is_empty
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.results.optimization import Optimization
@@ -118,6 +119,7 @@ def read_summary(
         )
     found: Comparison | Optimization
     steps: list[StepRow] = []
+    refuted = ""
     if schema == Comparison.SCHEMA:
         found = Comparison.from_json(document)
         change = comparison_change(found)
@@ -127,12 +129,14 @@ def read_summary(
         change, steps = optimization_change(found), step_rows(found.steps)
         workload = found.workload or workload
         common |= {"device": found.device}
-        common["answer"] = optimization_answer(found, workload=typed or found.workload, plan=plan or found.plan)
+        answer = optimization_answer(found, workload=typed or found.workload, plan=plan or found.plan)
+        common["answer"] = answer
+        refuted = answer.headline if found.rounds and plan_is_empty(found) else ""
     return Summary(
         **common,
         workload=workload,
         verdict=found.verdict,
-        sentence=change.sentence(),
+        sentence=refuted or change.sentence(),
         gates=gate_rows(found.gates),
         change=change,
         causes=tuple(CauseSummary.from_json(entry) for entry in document.get("causes", ())),

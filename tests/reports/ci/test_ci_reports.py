@@ -204,6 +204,14 @@ def test_a_negative_remainder_is_an_overlap_of_causes(ordinary: Session) -> None
     assert not re.search(r"[-−]\d", document[document.index("cause of the tail") :])
 
 
+def test_a_refuted_plan_is_no_change(improved: Optimization) -> None:
+    steps = tuple(replace(each, status="rejected") for each in improved.steps)
+    found = replace(improved, verdict="no_gain", steps=steps, changes={}, rounds=5, proved=("gc.freeze",))
+    summary = read_summary(found.to_json(), command="optimize")
+    assert summary.answer is not None and summary.sentence == summary.answer.headline
+    assert summary.sentence.startswith("No gain: in the final replay, gc.freeze was ")
+
+
 def test_markdown_of_an_optimization(improved: Optimization) -> None:
     html = _html(read_summary(improved.to_json(), command="optimize"))
     assert html.count("<table>") == 3
