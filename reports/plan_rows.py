@@ -83,8 +83,8 @@ def _added(measured: Ratio) -> str:
 
 def floor_words(found: Optimization) -> str:
     """How far p99 is from that of the model alone, and how to get closer; empty if unknown."""
-    now = found.before if plan_is_empty(found) else found.after
-    floor, reached = finite(found.floor_ms.get("p99")), finite(now.latency_ms.get("p99"))
+    last = found.before if plan_is_empty(found) else found.after
+    floor, reached = finite(found.floor_ms.get("p99")), finite(last.latency_ms.get("p99"))
     if floor is None or reached is None or floor <= 0:
         return ""
     bound = f"predicted p99 {milliseconds(floor)} with an empty queue and the fastest accurate form of this model"
