@@ -78,7 +78,8 @@ def _effect(value: float, share: Share) -> str:
 
 
 def _added(measured: Ratio) -> str:
-    return "" if measured.value is None else f"{speed_words(measured.value)} on top of the others"
+    doubt = "" if measured.decisive else ", not for certain"
+    return "" if measured.value is None else f"{speed_words(measured.value)} on top of the others{doubt}"
 
 
 def floor_words(found: Optimization) -> str:

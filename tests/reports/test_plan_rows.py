@@ -113,6 +113,9 @@ def test_a_kept_fix_without_a_predicted_gain_is_no_reason(improved: Optimization
     )
     words = kept_words(replace(improved, ablation=shares))
     assert words.startswith("batch.size (2.0 times faster), host.workers (replayed with the others, no gain")
+    doubtful = {"host.workers": {"p99": RatioEstimate(value=1.29, lo=0.9, hi=1.8)}}
+    words = kept_words(replace(improved, ablation=(replace(shares[0], adds=doubtful), shares[1])))
+    assert "host.workers (29 % slower on top of the others, not for certain)" in words
     slower = {"host.workers": {"p99": RatioEstimate(value=1.29, lo=1.1, hi=1.5)}}
     measured = (replace(shares[0], adds=slower), shares[1])
     assert "host.workers (29 % slower on top of the others)" in kept_words(replace(improved, ablation=measured))
