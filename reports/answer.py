@@ -250,8 +250,8 @@ def _refuted(change: Change, found: Optimization, verdict: str) -> str:
     best, tried = best_candidate(found), " + ".join(found.proved) or "what the search kept"
     left = f"the first settings, {name} {milliseconds(change.before.latency_ms.get(change.judged))}"
     return (
-        f"{_verdict(verdict)}: in the final replay, {tried} {how}: the plan changes nothing; best so far: "
-        f"{' + '.join(best[0]) if best else left}"
+        f"{_verdict(verdict)}: in the final replay, {tried} {how}, so the plan changes nothing; best so far: "
+        f"{best[1] if best else left}"
     )
 
 
@@ -289,7 +289,7 @@ def _why(found: Optimization) -> Iterator[Line]:
         yield Line(label="why", words=words + (f"; main cause of {tail} before: {against}" if against else ""))
     elif against:
         yield Line(label="why", words=f"main cause of {tail}: {against}; no fix is proved to reduce it")
-    if plan_is_empty(found) and (best := best_candidate(found)):
+    if plan_is_empty(found) and not found.rounds and (best := best_candidate(found)):
         yield Line(label="best candidate", words=best[1])
 
 

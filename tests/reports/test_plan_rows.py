@@ -70,6 +70,17 @@ def test_the_plan_is_compared_with_others_by_the_replays_of_the_search(improved:
     assert plan.best and plan.label == "batch.size (the plan)" and other.label == "batch.window"
 
 
+def test_the_final_ratio_belongs_to_what_was_tested(improved: Optimization) -> None:
+    """An earlier configuration, which the refuted one had surpassed, has only the replays of the search."""
+    ratio = {"p99": RatioEstimate(value=0.2, lo=0.1, hi=0.3)}
+    more: Any = {"settings": {}, "predicted": {}, "replayed": ratio}
+    seen = (Candidate(fixes=("a",), status="kept", **more), Candidate(fixes=("b",), status="rejected", **more))
+    worse = {"p99": RatioEstimate(value=1.5, lo=1.4, hi=1.6)}
+    found = replace(improved, rounds=2, steps=(), changes={}, ratio=worse, candidates=seen, proved=("b",))
+    assert {row.name: row.ratio.value for row in front_rows(found) if row.fixes} == {"a": 0.2, "b": 1.5}
+    assert best_candidate(found) == (("a",), "a: p99 5.0 times faster (in replays of the search)")
+
+
 @pytest.mark.parametrize("judged", ["p99", "p95"])
 def test_the_proved_plan_is_beside_the_prediction_for_the_same_traffic(improved: Optimization, judged: str) -> None:
     """The search predicts for the whole traffic; the final replay may cover the slowest stretch only."""

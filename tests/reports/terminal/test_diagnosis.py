@@ -258,14 +258,15 @@ def test_a_refuted_plan_is_not_called_the_result(improved: Optimization) -> None
     found = replace(improved, verdict="no_gain", steps=steps, changes={}, ratio=worse, rounds=5)
     found = replace(found, proved=("gc.freeze",))
     text = in_one_line(shown(render_optimization(found, folder=None), width=160))
-    assert "No gain: in the final replay, gc.freeze was 50 % slower (p99 412 -> 98.0 ms): the plan cha" in text
-    assert "nges nothing; best so far: the first settings, p99 412 ms" in text
+    assert "No gain: in the final replay, gc.freeze was 50 % slower (p99 412 -> 98.0 ms), so the plan " in text
+    assert "changes nothing; best so far: the first settings, p99 412 ms" in text
     assert "before tried ratio" in text and "side effects" not in text
     left = Candidate(fixes=("batch.size",), settings={}, status="undecided", predicted={"p99": 0.5})
     idle = tuple(replace(one, status="not_effective") for one in steps)
     found = replace(found, steps=idle, candidates=(left,))
     text = in_one_line(shown(render_optimization(found, folder=None), width=160))
-    assert "gc.freeze took no effect: the plan changes nothing; best so far: batch.size" in text
+    assert "gc.freeze took no effect, so the plan changes nothing; best so far: batch.size: p99 2.0 ti" in text
+    assert "mes faster (predicted, not replayed)" in text and "best candidate" not in text
 
 
 def test_a_comparison_ends_with_its_verdict_and_warns(ordinary: Session, hostile: Session) -> None:
