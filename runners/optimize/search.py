@@ -736,7 +736,10 @@ class Search:
         for choice in configuration.choices:
             if choice.fix.id in self.best.fixes:
                 continue
-            found = choice.fix.verify(Applied(evidence=evidence, record=record, without=without))
+            # What another fix of the best one so far sets as well is not missing there, but in the first settings.
+            alike = self.best.settings.with_overrides(choice.change) == self.best.settings
+            base = self.bench.baseline if alike else without
+            found = choice.fix.verify(Applied(evidence=evidence, record=record, without=base))
             (verified if found.effective else missing)[choice.fix.id] = found.evidence
         return verified, missing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from latfix.reports.comparison_rows import step_rows
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import FIXES, Fix, Verified
 from latfix.runners.optimize import measurement
+from latfix.runners.optimize.configuration import Choice, Configuration
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import Planner
+from latfix.runners.optimize.search import Search
+from latfix.settings import RunnerSettings
 from tests.runners.optimize.conftest import Known
 
 pytestmark = pytest.mark.usefixtures("forecast")
@@ -385,6 +389,23 @@ def test_a_fix_that_cannot_be_simulated_is_added_if_it_treats_the_remaining_tail
     assert "0.0 % of the remaining tail latency" in world.step(outcome, "ELSEWHERE").reason
     assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.02)
     assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
+
+
+def test_a_setting_that_the_best_so_far_has_too_is_compared_with_the_first(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A split of the cores limits the threads as well: without the limit there was only the baseline."""
+    monkeypatch.setattr("latfix.runners.optimize.search.join", lambda records: records[0])
+    fix = replace(world.fix("THREADS"), verify=lambda applied: Verified(applied.without == "baseline", "seen"))
+    limit, first = Choice(fix, {"intra_op_threads": 1}), RunnerSettings()
+    split = Choice(world.fix("WORKERS"), {"workers": 2, "intra_op_threads": 1})
+    bench = SimpleNamespace(evidence=lambda *_: {}, baseline="baseline")
+    for best, effective in (((split,), True), ((), False)):
+        searching: Any = SimpleNamespace(bench=bench, best=Configuration(first, best))
+        candidate: Any = None
+        pairs: Any = [("best so far", "candidate")]
+        verified, _ = Search._verify(searching, Configuration(first, (limit,)), candidate, pairs)
+        assert bool(verified) == effective
 
 
 def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -> None:
