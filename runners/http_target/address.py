@@ -33,7 +33,7 @@ def is_address(workload: str) -> bool:
 class Address:
     """Where a service listens.
 
-    :param target: path and query, as requested.
+    :param target: path and query, as requested; ``{name}`` stands for a value of the request.
     :param shown: the address for records and messages: without user, password and values of the query.
     :param authorization: the header for the user and password in the address; empty for none.
     """
@@ -102,7 +102,7 @@ def parse_address(text: str) -> Address:
     if port == 0:
         raise InputError(f"{text}: found port 0; expected one from 1 to 65535")
     port = port or _PORTS[parts.scheme]
-    target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._{}")
     where = f"[{host}]" if ":" in host else host
     place = f"{parts.scheme}://{where}{'' if parts.port is None else f':{port}'}{target}"
     # Values of the query may be keys of the service.
@@ -111,7 +111,7 @@ def parse_address(text: str) -> Address:
         scheme=parts.scheme,
         host=host,
         port=port,
-        target=f"{target}?{quote(parts.query, safe='/%:@!$&()*+,;=?~-._')}" if parts.query else target,
+        target=f"{target}?{quote(parts.query, safe='/%:@!$&()*+,;=?~-._{}')}" if parts.query else target,
         shown=f"{place}?{names}" if names else place,
         authorization=_basic(parts),
     )

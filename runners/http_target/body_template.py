@@ -1,8 +1,8 @@
-"""Request bodies: a JSON template in which ``{name}`` stands for a value of the recorded request.
+"""Bodies and targets of requests: templates in which ``{name}`` stands for a value of the recorded request.
 
-The template is parsed and filled in as JSON: a string that is exactly ``"{payload}"`` becomes the value itself, of
+That of bodies is parsed and filled in as JSON: a string that is exactly ``"{payload}"`` becomes the value itself, of
 any type; ``"id-{id}"`` stays a string that contains the value, escaped by the encoder. No value can close a quotation
-mark or add a key. ``{{`` and ``}}`` are literal braces.
+mark or add a key. Within a target, values are percent-encoded. ``{{`` and ``}}`` are literal braces.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from latfix.errors import InputError
 from latfix.files.strict_json import read_json
@@ -32,11 +33,12 @@ class BodyTemplate:
 
     :param text: JSON.
     :param where: source of the text, for messages.
+    :param text_of: a value within a string.
     :raises InputError: it is not JSON, or a placeholder has no name.
     """
 
-    def __init__(self, text: str, where: str = "--body") -> None:
-        self.text, self._where = text, where
+    def __init__(self, text: str, where: str = "--body", text_of: Callable[[Any], str] | None = None) -> None:
+        self.text, self._where, self._text_of = text, where, text_of or _text
         try:
             document = read_json(text)
             encoded(document)
@@ -64,23 +66,29 @@ class BodyTemplate:
                     f"{', '.join(known)}; {did_you_mean(name, known, 'see latfix traffic inspect')}"
                 )
         for k in range(min(len(traffic), _LOOKED_AT)):
-            self.render(traffic.request(k))
+            self.fill(traffic.request(k))
 
     def render(self, request: Request) -> bytes:
         """The body of one request; an InputError if its payload lacks a key that the template names."""
+        return encoded(self.fill(request))
+
+    def fill(self, request: Request) -> Any:
+        """The document of one request.
+
+        :raises InputError: its payload lacks a key that the template names.
+        """
         try:
-            filled = self._fill(_values(request))
+            return self._fill(_values(request))
         except LookupError as error:
             raise InputError(
                 f"{self._where}: found {{{error.args[0]}}}, which request {request.id!r} does not have; "
                 "expected a key of its payload"
             ) from error
-        return encoded(filled)
 
     def _compiled(self, node: Any) -> Fill:
         if isinstance(node, dict):
             pairs = [(self._compiled_text(key), self._compiled(value)) for key, value in node.items()]
-            return lambda values: {_text(key(values)): fill(values) for key, fill in pairs}
+            return lambda values: {self._text_of(key(values)): fill(values) for key, fill in pairs}
         if isinstance(node, list):
             fills = [self._compiled(value) for value in node]
             return lambda values: [fill(values) for fill in fills]
@@ -108,7 +116,14 @@ class BodyTemplate:
         if not any(is_name for is_name, _ in parts):
             literal = "".join(word for _, word in parts)
             return lambda _values: literal
-        return lambda values: "".join(_text(look_up(values, word)) if is_name else word for is_name, word in parts)
+        return lambda values: "".join(
+            self._text_of(look_up(values, word)) if is_name else word for is_name, word in parts
+        )
+
+
+def target_template(target: str) -> BodyTemplate:
+    """The template of a URL's path and query; an InputError if a placeholder has no name."""
+    return BodyTemplate(json.dumps(target), "the URL", lambda value: quote(_text(value), safe=""))
 
 
 def read_template(option: str) -> BodyTemplate:

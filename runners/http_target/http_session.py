@@ -20,7 +20,7 @@ from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
-from latfix.runners.http_target.body_template import BodyTemplate
+from latfix.runners.http_target.body_template import BodyTemplate, target_template
 from latfix.runners.http_target.connection import Endpoint
 from latfix.runners.http_target.grpc_messages import (
     GRPC_HEADERS,
@@ -79,9 +79,10 @@ class HttpReplay:
 
     def check(self) -> None:
         """Raise an InputError if bodies cannot be made from the traffic."""
-        if self.body is not None:
-            self.body.check(self.traffic)
-        body = body_for(self.address, self.body, self.traffic, self.model_metadata, self.model)
+        for template in (target_template(self.address.target), self.body):
+            if template is not None:
+                template.check(self.traffic)
+        body = body_for(self.address, self.method, self.body, self.traffic, self.model_metadata, self.model)
         for k in range(min(len(self.traffic), _LOOKED_AT)):
             body(self.traffic.request(k))
 
@@ -255,5 +256,6 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
     if record.meta.failure or (record.errors and not len(record.latencies_ns())):
         why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
         kind = InputError if _REFUSED.search(why) else RunnerError
+        why += "; name the method with --method" if "HTTP 405" in why else ""
         raise kind(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import LatfixError, RunnerError
+from latfix.request import Request
 from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.host.cpu_quota import machine_facts, usable_cores
 from latfix.runners.http_target.address import Trust, parse_address
-from latfix.runners.http_target.body_template import BodyTemplate
+from latfix.runners.http_target.body_template import BodyTemplate, target_template
 from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.http_messages import request_head, whole_request
 from latfix.runners.http_target.replay_loop import ReplayLoop
@@ -55,13 +56,11 @@ def replay(job: dict[str, Any], folder: Path, parent: LineWriter, stop: threadin
         name=address.host,
     )
     template = None if job["body"] is None else BodyTemplate(job["body"])
-    body = body_for(address, template, traffic, job["metadata"], job["model"])
+    body = body_for(address, job["method"], template, traffic, job["metadata"], job["model"])
     connect: Callable[[Endpoint], Connection] = Connection
     if address.is_grpc:
         from latfix.runners.http_target.grpc_connection import GrpcConnection as connect
-    head = request_head(
-        job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
-    )
+    head = _head_of(job, address.host_header)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection
     with contextlib.ExitStack() as stack:
@@ -159,13 +158,23 @@ def _watch_lines(job: dict[str, Any], report: dict[str, Any]) -> dict[str, str]:
     return lines
 
 
-def _requests(traffic: Traffic, head: bytes, body: Body, run: str) -> Callable[[int], bytes]:
+def _head_of(job: dict[str, Any], host: str) -> Callable[[Request], bytes]:
+    """Returns what :func:`request_head` makes for one request."""
+    method, target = job["method"], target_template(job["target"])
+    same = request_head(method, job["target"], host, job["headers"], keep_alive=job["keep_alive"])
+    if not target.names:
+        return lambda _request: same
+    rest = same[same.index(b"\r\n") :]
+    return lambda request: f"{method} {target.fill(request)} HTTP/1.1".encode("ascii") + rest
+
+
+def _requests(traffic: Traffic, head: Callable[[Request], bytes], body: Body, run: str) -> Callable[[int], bytes]:
     """Returns request k as bytes, with ids that no other run uses."""
 
     def request(k: int) -> bytes:
         planned = traffic.request(k)
         trace, span = trace_of(run, planned.id)
-        return whole_request(head, sent_id(run, planned.id), f"00-{trace}-{span}-01", body(planned))
+        return whole_request(head(planned), sent_id(run, planned.id), f"00-{trace}-{span}-01", body(planned))
 
     return request
 

@@ -47,12 +47,18 @@ def served_model(path: str, metadata: Any, model: str) -> str:
     return named[1] if named else model or _first_model(metadata)
 
 
-def body_for(address: Address, template: BodyTemplate | None, traffic: Traffic, metadata: Any, model: str) -> Body:
+def body_for(
+    address: Address, method: str, template: BodyTemplate | None, traffic: Traffic, metadata: Any, model: str
+) -> Body:
     """The function that makes bodies for an address: the user's template, or the protocol's default.
+
+    GET and DELETE have no body unless the user gives a template.
 
     :param metadata: as for :func:`default_body`, and so is ``model``.
     :raises InputError: the traffic has nothing to send; from the returned function, for one request.
     """
+    if template is None and method in ("GET", "DELETE"):
+        return lambda _request: b""
     made = default_body(address.path, traffic, metadata, model) if template is None else template.render
     return (lambda request: framed(infer_request(address.path, made(request)))) if address.is_grpc else made
 
