@@ -48,7 +48,9 @@ class AddressOptions:
             "--header", metavar='"NAME: VALUE"', help="Header of every request; $NAME is taken from the environment."
         ),
     ] = None
-    method: Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, or without a body GET or DELETE.")] = "POST"
+    method: Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, or without a body GET or DELETE.")] = (
+        "POST"
+    )
     model: Annotated[
         str, typer.Option("--model", help="Model of an OpenAI-compatible server; default: its first one.")
     ] = ""
