@@ -48,15 +48,20 @@ def predictive_features(
     :param times: durations of parts of each request, each ``(n,)``, zero if unknown.
     :param error: the out-of-fold error of models of work with these columns, ``(n,)`` each.
     """
-    found: dict[str, Floats] = {}
-    for name, column in features.items():
-        if column.dtype.kind in "iuf" and len(column):
-            values = numeric(column, position)
-            if len(values) and values.min() >= 0 and np.ptp(values) > 0 and not is_running_number(values):
-                found[name] = values
+    found = possible_features(features, position)
     if len(found) <= _MOST_FEATURES:
         return tuple(found)
-    return _greedy(_likeliest(found, times), lambda names: error([found[name] for name in names]))
+    return _greedy(likeliest_features(found, times), lambda names: error([found[name] for name in names]))
+
+
+def possible_features(features: Mapping[str, npt.NDArray[Any]], position: Ints | slice) -> dict[str, Floats]:
+    """The numeric, nonnegative, varying features that are not running numbers, of the requests at positions."""
+    found = {name: numeric(column, position) for name, column in features.items() if column.dtype.kind in "iuf"}
+    return {
+        name: values
+        for name, values in found.items()
+        if len(values) and values.min() >= 0 and np.ptp(values) > 0 and not is_running_number(values)
+    }
 
 
 def error_of_work(
@@ -96,21 +101,21 @@ def is_running_number(values: Floats) -> bool:
     """
     if len(np.unique(values)) < _MOSTLY_DISTINCT * len(values) or len(values) < 3:
         return False
-    return abs(_rank_correlation(values, np.arange(len(values)))) >= _RUNNING
+    return abs(rank_correlation(values, np.arange(len(values)))) >= _RUNNING
 
 
-def _likeliest(found: Mapping[str, Floats], times: Sequence[Floats]) -> list[str]:
-    """The features with the strongest rank correlation with a time."""
+def likeliest_features(found: Mapping[str, Floats], times: Sequence[Floats]) -> list[str]:
+    """The eight features with the strongest rank correlation with a time."""
     if len(found) <= _MOST_TRIED:
         return list(found)
 
     def strongest(name: str) -> float:
-        return max(_rank_correlation(found[name][taken > 0], taken[taken > 0]) for taken in times)
+        return max(rank_correlation(found[name][taken > 0], taken[taken > 0]) for taken in times)
 
     return sorted(found, key=strongest, reverse=True)[:_MOST_TRIED]
 
 
-def _rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
+def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
     """Spearman's correlation, with mean ranks for ties; zero if one is constant."""
     if len(first) < 3:
         return 0.0

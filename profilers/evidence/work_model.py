@@ -110,18 +110,27 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
 
 def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
     """Median absolute out-of-fold residual of at most two thousand usable samples, in nanoseconds."""
-    rows = np.flatnonzero(usable & (time_ns > 0))
-    typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
-    if len(rows) < MIN_SAMPLES or typical <= 0:
-        return 0.0
+    predicted, rows = predicted_out_of_fold(design, np.where(usable, time_ns, 0.0))
+    return float(np.median(np.abs(time_ns[rows] - predicted))) if len(rows) else 0.0
+
+
+def predicted_out_of_fold(design: Floats, time_ns: Floats) -> tuple[Floats, Ints]:
+    """What fits without their own fold predict for at most two thousand samples of a time above 0, and their rows.
+
+    Both are empty if there are too few.
+    """
+    rows = np.flatnonzero(time_ns > 0)
+    if len(rows) < MIN_SAMPLES:
+        return np.zeros(0), rows[:0]
+    typical = float(np.median(time_ns[rows]))
     rows = rows[:: max(1, len(rows) // _MAX_COMPARED)]
     fold = folds_of(len(time_ns))[rows]
-    away = np.zeros(len(rows))
+    predicted = time_ns[rows].copy()
     for k in range(_FOLDS):
         if (fold != k).any():
             coefficients = _fit(design, time_ns, rows[fold != k], typical)
-            away[fold == k] = time_ns[rows[fold == k]] - design[rows[fold == k]] @ coefficients
-    return float(np.median(np.abs(away)))
+            predicted[fold == k] = design[rows[fold == k]] @ coefficients
+    return predicted, rows
 
 
 def _constant(design: Floats, time_ns: Floats, rows: Ints) -> WorkModel:

@@ -11,6 +11,7 @@ differs little, but takes seconds per million requests.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -23,16 +24,17 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import counted, from_ns, rate, share, shown
 from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import Rise, best_step, met_few, rises, squares_left
-from latfix.profilers.evidence.predictive_features import numeric, predictive_features
+from latfix.profilers.evidence.predictive_features import likeliest_features, numeric, possible_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
-from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model, folds_of
+from latfix.profilers.evidence.work_model import fit_work_model, folds_of
+from latfix.profilers.evidence.work_shapes import Sample, Term, earned_terms, of_requests
 from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.remainder import remainder_words
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
 from latfix.profilers.recordings.requests.shared_steps import shared_steps
-from latfix.profilers.recordings.requests.text_source import LONGEST_NS, resolution_ns
+from latfix.profilers.recordings.requests.text_source import LONGEST_NS, UNITS_NS, column_name, resolution_ns
 from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
 from latfix.queueing.queue_inference import (
@@ -48,8 +50,11 @@ from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import poisson_at_least
 
-#: Requests that models are fitted to, and routes with a column of their own.
-_SAMPLE, _ROUTES = 100_000, 24
+#: A column is a part of the latency if it fits into so many, which grow by as much, give or take this share.
+_WITHIN, _AS_MUCH = 0.995, 0.1
+#: Requests that models are fitted to, and by which their terms are selected; routes with a column of their own; the
+#: most features that are used without selection.
+_SAMPLE, _SELECTED, _ROUTES, _FEW = 100_000, 4_000, 24, 3
 #: Requests whose remainder is searched for what stands out.
 _SEARCHED = 20_000
 #: Stalls are claimed if they cost this many times as much as in the first services in random order, and in that of
@@ -137,7 +142,6 @@ class _Ledger:
         self.base: Ints = self.latency - sum(self.parts.values()) if self.parts else self.latency.copy()
         self.resolution_ns = max(table.resolution_ns, resolution_ns(self.latency))
         self.step = max(len(self.latency) // _SAMPLE, 1)
-        self.telling, self.design_of = self._design()
         self.stalled: dict[str, Ints] = {}
         self.wait: Ints | None = None
         self.traffic: Ints | None = None
@@ -175,35 +179,71 @@ class _Ledger:
     @property
     def by_input(self) -> bool:
         """True if the model of service has inputs besides the number of requests in a batch."""
-        return self.model.accepted and (bool(self.telling) or self.table.route is not None)
+        return self.model.accepted and (bool(self.terms) or self.table.route is not None)
 
-    def _design(self) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
-        """Names of the features that predict service, and a function from a slice of requests to design columns."""
-        table, n = self.table, len(self.latency)
+    def _design(self) -> tuple[tuple[Term, ...], Callable[[Any], Floats]]:
+        """The terms that predict service, and a function from a slice of requests to design columns."""
+        table = self.table
         # What no size is would dwarf all others.
         features = {
             name: np.where(np.abs(column[self.rows]) <= LONGEST_NS, column[self.rows], np.nan)
-            for name, column in table.features.items()
+            for name, column in {**table.features, **table.possible}.items()
         }
-        sample = {name: column[:: self.step] for name, column in features.items()}
-        service = self.base[:: self.step].astype(np.float64)
-
-        def error(chosen: Sequence[Floats]) -> float:
-            usable = np.ones(len(service), dtype=bool)
-            return error_out_of_fold(np.column_stack([np.ones(len(service)), *chosen]), service, usable)
-
-        names = predictive_features(sample, np.arange(-(-n // self.step)), [service], error)
+        sample = (
+            of_requests(self.base, _SELECTED) if self.batches is None else self.batches.sampled(self.base, _SELECTED)
+        )
         route = None if table.route is None else table.route[self.rows]
         common = [] if route is None else np.argsort(-np.bincount(route[:: self.step]))[:_ROUTES].tolist()
 
-        def design(part: Any) -> Floats:
-            columns = [np.ones(len(self.latency[part]))]
-            columns += [numeric(features[name], part) for name in names]
-            if route is not None:
-                columns += [(route[part] == code).astype(np.float64) for code in common]
-            return np.stack(columns, axis=1)
+        def kinds(part: Any) -> dict[str, Floats]:
+            codes = () if route is None else route[part]
+            return {f"route {table.routes[code]}": np.asarray(codes == code, dtype=np.float64) for code in common}
 
-        return names, design
+        values, routes = possible_features(features, sample.rows), kinds(sample.rows)
+        values = {name: values[name] for name in likeliest_features(values, [sample.time_ns[sample.unit]])}
+        named = [name for name in values if name in table.features]
+        given = [Term((name,)) for name in named] if len(named) <= _FEW else []
+        given = [*(Term((name,)) for name in routes), *given]
+        terms = earned_terms(values, routes, given, sample)
+        if times := self._times_among(terms, values, routes, sample):
+            values = {name: x for name, x in values.items() if name not in times}
+            terms = earned_terms(values, routes, given, sample)
+        terms = terms[len(routes) :]
+        used = {name for term in terms for name in term.inputs} & set(features)
+        if found := [name for name in table.possible if name in used]:
+            self.notes.append(
+                f"Columns used as inputs of the work, because service follows them: {', '.join(found)}. To choose "
+                f"others, name them: --map {shlex.quote(f'{column_name(found[0])}={found[0]}')}."
+            )
+
+        def design(part: Any) -> Floats:
+            each = {name: numeric(features[name], part) for name in used} | kinds(part)
+            columns = [np.ones(len(self.base[part])), *(term.column(each) for term in terms)]
+            return np.stack([*columns, *(each[name] for name in routes)], axis=1)
+
+        return terms, design
+
+    def _times_among(
+        self, terms: Sequence[Term], values: Mapping[str, Floats], routes: Mapping[str, Floats], sample: Sample
+    ) -> list[str]:
+        """Possible inputs that are parts of the latency, in some unit: service grows by as much."""
+        found, both = [], {**values, **routes}
+        for name in dict.fromkeys(name for term in terms for name in term.inputs if name in self.table.possible):
+            others = [term for term in terms if name not in term.inputs]
+            columns = [np.ones(len(sample.rows)), *(term.column(both) for term in others), values[name]]
+            design = sample.design_of(np.column_stack(columns))
+            grows = fit_work_model(design, sample.time_ns, sample.time_ns > 0).coefficients.mean(axis=0)
+            grows_by = float(grows[-1])
+            for unit in ("ns", "us", "ms", "s"):
+                within = values[name] * UNITS_NS[unit] <= self.latency[sample.rows]
+                if abs(grows_by / UNITS_NS[unit] - 1) <= _AS_MUCH and np.mean(within) >= _WITHIN:
+                    found.append(name)
+                    option = shlex.quote(f"{column_name(name)}_{unit}={name}")
+                    self.notes.append(
+                        f"{name} is probably a part of the latency in {unit}, so it is not used as an input of the "
+                        f"work. If it is a wait for something, add --map {option}."
+                    )
+        return found
 
     def find_stalls_of_streams(self) -> None:
         """Subtract stalls that open streams share."""
@@ -365,6 +405,7 @@ class _Ledger:
 
     def fit(self) -> None:
         """Fit the service that inputs need, and set the expectation of each request."""
+        self.terms, self.design_of = self._design()
         if self.batches is not None:
             self.model, self.expected, self.sharing = self.batches.fit(self.design_of, self.base)
             self.typical = float(np.median(self.expected))
@@ -650,7 +691,8 @@ class _Ledger:
         if self.closed is not None:
             self.notes.append(_closed_note(self.closed))
         evidence["traffic.overload"] = self._capacity() + evidence.get("traffic.burst", "")
-        names = ", ".join((*self.telling, *(["route"] if self.table.route is not None else [])))
+        words = dict.fromkeys(term.words for term in self.terms)
+        names = ", ".join((*words, *(["route"] if self.table.route is not None else [])))
         if self.by_input:
             evidence["input.size"] = (
                 f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(self.typical)} in the median, "

@@ -87,6 +87,7 @@ class RequestTable:
     :param stages: measured stages within service, each ``(n,)``; the remainder is shown as ``other``.
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
     :param features: ``(n,)`` each; measures of a request's amount of work.
+    :param possible: ``(n,)`` each, by column; measures of something, maybe work: used if they predict the service.
     :param route: ``(n,)`` index into ``routes``; ``None`` without routes.
     :param server: ``(n,)`` index into ``servers``, which answered; ``None`` if it is not recorded, or one did.
     :param user: ``(n,)`` who sent each request, as a number from 0; -1 if unknown; ``None`` without users.
@@ -109,6 +110,7 @@ class RequestTable:
     idle_ns: Ints | None = None
     idle_alone: Bools | None = None
     features: Mapping[str, npt.NDArray[np.float32] | Floats] = field(default_factory=dict)
+    possible: Mapping[str, Floats] = field(default_factory=dict)
     route: npt.NDArray[np.int32] | None = None
     routes: tuple[str, ...] = ()
     server: npt.NDArray[np.int32] | None = None
@@ -180,7 +182,7 @@ class RequestTable:
         for name in ("latency_ns", "status", "first_ns", "idle_ns", "idle_alone", "route", "server", "user"):
             if (column := getattr(self, name)) is not None:
                 columns[name] = column[order]
-        for name in ("parts", "stages", "features"):
+        for name in ("parts", "stages", "features", "possible"):
             columns[name] = {key: column[order] for key, column in getattr(self, name).items()}
         return replace(
             self,

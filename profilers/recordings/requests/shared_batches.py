@@ -14,6 +14,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import counted, from_ns, share
 from latfix.profilers.evidence.work_model import WorkModel, fit_work_model, folds_of
+from latfix.profilers.evidence.work_shapes import Sample
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS
 from latfix.queueing.batch_inference import Batches
 from latfix.queueing.queue_inference import served_from, starts
@@ -52,6 +53,18 @@ class SharedBatches:
         self.behind = np.clip(np.repeat(batches.free_ns, self.size) - arrival, 0, waited)
         self.window = waited - self.behind
 
+    def sampled(self, base: Ints, most: int) -> Sample:
+        """At most twice so many batches as units of work, evenly over time.
+
+        :param base: ``(n,)`` latency without waits and other known parts.
+        """
+        first, m = self.batches.first, len(self.size)
+        chosen = np.arange(0, m, max(m // most, 1))
+        size = self.size[chosen]
+        rows = np.repeat(first[chosen], size) + _within(size)
+        time = np.maximum(np.minimum.reduceat(base, first)[chosen], 0).astype(np.float64)
+        return Sample(rows, np.repeat(np.arange(len(chosen)), size), time, lambda members: _of_batches(members, size))
+
     def fit(self, design: Design, base: Ints) -> tuple[WorkModel, Floats, Ints]:
         """The model of a batch, ``(n,)`` the service each request needs alone, ``(n,)`` that it shares with others.
 
@@ -59,12 +72,9 @@ class SharedBatches:
         """
         first, m, n = self.batches.first, len(self.size), len(base)
         self.computed = np.minimum.reduceat(base, first)
-        step = max(m // _SAMPLE, 1)
-        chosen = np.arange(0, m, step)
-        rows = np.repeat(first[chosen], self.size[chosen]) + _within(self.size[chosen])
-        members = design(rows)
-        time = np.maximum(self.computed[chosen], 0).astype(np.float64)
-        model = fit_work_model(_of_batches(members, self.size[chosen]), time, time > 0)
+        sample = self.sampled(base, _SAMPLE)
+        members = design(sample.rows)
+        model = fit_work_model(sample.design_of(members), sample.time_ns, sample.time_ns > 0)
         typical = np.median(members, axis=0)
         fold = folds_of(m)
         alone = np.empty(n)

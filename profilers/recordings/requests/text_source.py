@@ -221,6 +221,11 @@ def unit_of(name: str) -> int | None:
     return UNITS_NS.get(words[-1].lower()) if len(words) > 1 else None
 
 
+def column_name(text: str) -> str:
+    """A column's name as a name for ``--map``."""
+    return re.sub(r"\W+", "_", text)
+
+
 def route_of(request: str) -> str:
     """A path as a route: without the query, and without numbers and ids."""
     return NUMBER_IN_PATH.sub("/*", request.partition("?")[0])

@@ -28,6 +28,7 @@ from latfix.arrays import Ints
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, opened, recorded_at
+from latfix.profilers.recordings.requests.possible_inputs import possible_inputs, says_no_input
 from latfix.profilers.recordings.requests.request_table import (
     CANCELLED,
     UNKNOWN,
@@ -43,6 +44,7 @@ from latfix.profilers.recordings.requests.text_source import (
     BadLines,
     OtherLines,
     begins_with_object,
+    column_name,
     decimals_ns,
     epoch_units,
     flat,
@@ -98,7 +100,9 @@ _SERVER = re.compile(
     re.I,
 )
 _USER = re.compile(r"(user|session|client|vu|customer)(_?(id|name))?", re.I)
-_WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
+_WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels)(_|$)", re.I)
+#: Before the names of columns that may be inputs of the work, and how many are read.
+_POSSIBLE, _MOST_POSSIBLE = "possible.", 24
 _NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter, ghz,
 #: vegeta, hey, oha, ApacheBench; Heroku, lograge; access logs in JSON of Envoy (Istio), Traefik, Caddy, Kong, Echo,
@@ -204,6 +208,11 @@ class Role:
     unit_ns: int | None = None
     sized: bool = False
     by_name: bool = False
+
+    @property
+    def is_possible(self) -> bool:
+        """True if the column may be an input of the work, for all that its name says."""
+        return self.name.startswith(_POSSIBLE)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -321,12 +330,35 @@ def read_blocks(
     if not total and not bad.count:
         raise input_error(path, 1, "no requests", _EXPECTED)
     bad.check(total)
-    table = _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
+    table, states = _with_possible(
+        _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
+    )
     given = {name.rpartition("_")[0] if _unit(name) else name for name in mapping}
-    if not table.timed and set(names) - set(wanted):
+    if not table.timed and set(names) - {column for role in roles if not role.is_possible for column in role.columns}:
         note = "No column is known as a time: name one with --map arrival=COLUMN or --map end=COLUMN."
         table = replace(table, notes=(*table.notes, note))
-    return replace(table, unread=_unused(names, roles), notes=(*table.notes, *_without(table, given)))
+    known = [role for role in roles if not role.is_possible or role.source in table.possible]
+    return replace(
+        table,
+        unread=_unused(names, known),
+        notes=(*table.notes, *_without(table, given), *_of_states(states)),
+    )
+
+
+def _with_possible(table: RequestTable) -> tuple[RequestTable, list[str]]:
+    """The table with the columns that may be inputs only; those that the latency follows, but that may not."""
+    columns = {name.removeprefix(_POSSIBLE): x for name, x in table.possible.items()}
+    inputs, states = possible_inputs(table, columns, {name: unit for name in columns if (unit := _unit(name))})
+    return replace(table, possible=inputs), states
+
+
+def _of_states(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield (
+            f"Not used as an input of the work: {', '.join(names[:6])}. Latency follows it, but it follows the load, "
+            "the time or the latency itself. If it measures a request's work, add "
+            f"--map {shlex.quote(f'{column_name(names[0])}={names[0]}')}."
+        )
 
 
 def _without(table: RequestTable, given: Collection[str]) -> Iterator[str]:
@@ -357,7 +389,7 @@ def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
     unit = next(name for name, length_ns in UNITS_NS.items() if length_ns == _unit(left[0]))
     return (
         f"Not read: {', '.join(left[:6])}. If a column is a wait within the latency, add it with, for instance, "
-        f"--map {shlex.quote(f'{_identifier(bare(left[0]))}_{unit}={left[0]}')}."
+        f"--map {shlex.quote(f'{column_name(bare(left[0]))}_{unit}={left[0]}')}."
     )
 
 
@@ -455,9 +487,18 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             used.add(column)
     roles = [_as_written(role, columns) for role in roles]
     if not any(name in mapping for name in taken - {*_TIMES, *_MOMENTS, *_OTHERS}):
-        others = [name for name in names if name not in used and _identifier(name) not in taken]
-        roles += [Role(_identifier(name), name) for name in others if _WORK.search(bare(name))]
+        others = [name for name in names if name not in used and column_name(name) not in taken]
+        work = [name for name in others if _WORK.search(bare(name)) and not says_no_input(bare(name))]
+        roles += [Role(column_name(name), name) for name in work]
+        possible = [name for name in others if name not in work and _may_be_input(name, columns)]
+        roles += [Role(_POSSIBLE + name, name) for name in possible[:_MOST_POSSIBLE]]
     return _checked(path, roles, names)
+
+
+def _may_be_input(name: str, columns: Mapping[str, Any]) -> bool:
+    """True for a column of numbers, of which the first may be missing, whose name does not say otherwise."""
+    value = columns[name]
+    return bool(name) and not says_no_input(bare(name)) and (value in (None, "") or math.isfinite(_number(value, 1)))
 
 
 def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
@@ -559,10 +600,6 @@ def bare(name: str) -> str:
 def _unit(name: str) -> int | None:
     last = name.rpartition(".")[2].strip(")] ")
     return unit_of(re.sub(r"[^0-9A-Za-z]+", "_", last)) or (UNITS_NS["s"] if last in _NGINX else None)
-
-
-def _identifier(name: str) -> str:
-    return re.sub(r"\W+", "_", name)
 
 
 def _json_blocks(
@@ -715,6 +752,13 @@ def _values(role: Role, block: Mapping[str, Any]) -> Any:
     if role.name in _INSTANTS and isinstance(role.source, str) and not len(_few_numbers(role, block)):
         return instants_ns(block[role.columns[0]])
     numbers = _numbers_of(role, block)
+    if role.is_possible:
+        wrong = np.flatnonzero(~np.isfinite(numbers))
+        numbers = numbers.astype(np.float64)
+        numbers[wrong] = [
+            math.nan if _plain(block[role.columns[0]][k]) in (None, "") else math.inf for k in wrong.tolist()
+        ]
+        return numbers
     units = _units(role, numbers)
     scaled = _scaled(role, numbers, units)
     if role.name not in _INSTANTS or not isinstance(role.source, str) or numbers.dtype == np.int64:
@@ -834,7 +878,9 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
              if name.startswith("part.") or name in ("queue", "dispatch")}  # fmt: skip
     plain = (*_TIMES, *_INSTANTS, *_OTHERS)
     features = {
-        name: column for name, column in columns.items() if name not in plain and not name.startswith("part.")
+        name: column
+        for name, column in columns.items()
+        if name not in plain and not name.startswith(("part.", _POSSIBLE))
     }
     first = columns.get("first")
     if "first_at" in columns:
@@ -849,6 +895,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         parts=parts,
         first_ns=first,
         features=features,
+        possible={name: column for name, column in columns.items() if name.startswith(_POSSIBLE)},
         **routes_of(list(columns.get("route", ()))),
         **routes_of(list(columns.get("server", ())), "server"),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
@@ -858,7 +905,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         has_status="status" in columns,
         facts={
             "format": "log with columns of its own",
-            "columns": ", ".join(f"{role.name} = {_source(role)}" for role in roles),
+            "columns": ", ".join(f"{role.name} = {_source(role)}" for role in roles if not role.is_possible),
             "bad_lines": bad.count,
         },
         notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments, latency))),

@@ -1,0 +1,142 @@
+"""Columns whose names say nothing: inputs are found, and nothing that follows from the latency or the load is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.arrays import Floats
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.possible_inputs import possible_inputs, says_no_input
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.queueing.closed_loop import in_flight
+from latfix.queueing.queue_inference import infer_queue
+from latfix.results.diagnosis import Diagnosis
+from tests.profilers.recordings.requests.simulated_log import simulated
+
+KINDS = ("quiet", "burst", "big", "drift", "dependency", "stall")
+
+
+def outcomes(table: RequestTable, seed: int) -> dict[str, Floats]:
+    """Columns that a service writes beside its latency, none of which is an input."""
+    rng, n = np.random.default_rng(seed), len(table)
+    at, took = table.arrival_ns, table.latency_ns
+    found = in_flight(at, took).astype(np.float64)
+    left = np.searchsorted(at, at + took, "right") - 1 - np.argsort(np.argsort(at + took))
+    memory = np.cumsum(rng.normal(0, 1, n))
+    queue = infer_queue(at, took, 1)
+    return {
+        "found": found,
+        "left": np.maximum(left, 0).astype(np.float64),
+        "together": np.minimum(found + 1, 8),
+        "copy": np.round(took / 1e6, 3),
+        "flag": (took > np.quantile(took, 0.99)).astype(np.float64),
+        "class": np.searchsorted([2e7, 5e7, 2e8], took).astype(np.float64),
+        "number": 1000.0 + np.arange(n),
+        "part": np.arange(n) % 997.0,
+        "clock": 1.7e9 + at // 10**9,
+        "gauge": np.round(memory - memory.min(), 2),
+        "stood": (np.zeros(n) if queue is None else queue.wait_ns) / 1e6,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("servers", [1, 4])
+def test_no_outcome_is_a_possible_input(kind: str, servers: int) -> None:
+    table = simulated(kind, 21, servers=servers, load=0.6)
+    size = table.features["size"]
+    columns = {**outcomes(table, 21), "side": size}
+    inputs, states = possible_inputs(table, columns, {})
+    assert set(inputs) == {"side"}
+    assert "copy" in states and not {"number", "part"} & set(states)
+
+
+@pytest.mark.parametrize("kind", ["drift", "stall", "dependency", "burst"])
+def test_columns_of_unknown_meaning_change_no_other_cause(tmp_path: Path, kind: str) -> None:
+    """Of a log with many of them, as of one with the input alone, whose name is known."""
+    table = simulated(kind, 22, servers=4)
+    rng = np.random.default_rng(22)
+    chance = {f"c{k}": rng.integers(0, 10 ** (k + 1), len(table)).astype(np.float64) for k in range(6)}
+    plain = diagnosed(tmp_path, table, {"size": table.features["size"]})
+    many = diagnosed(tmp_path, table, {"side": table.features["size"], **outcomes(table, 22), **chance})
+    assert any("used as inputs" in note and ": side." in note for note in many.notes)
+    assert many.verdict == plain.verdict
+    for cause in plain.causes:
+        same = next(each for each in many.causes if each.cause == cause.cause)
+        assert same.tail_ms == pytest.approx(cause.tail_ms, abs=0.02 * plain.excess_ms)
+
+
+def diagnosed(tmp_path: Path, table: RequestTable, columns: dict[str, Floats]) -> Diagnosis:
+    names = ["arrival_us", "latency_us", *(["db_us"] if table.parts else []), *columns]
+    times = [column / 1e3 for column in (table.arrival_ns, table.latency_ns, *table.parts.values())]
+    rows = np.column_stack([*times, *columns.values()]).tolist()
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join([",".join(names), *(",".join(f"{cell:.9g}" for cell in row) for row in rows)]) + "\n")
+    return diagnose_recording(path, ReadOptions(percentile=99.0, mapping=("db_us=db_us",) if table.parts else ()))
+
+
+def test_a_time_within_the_latency_is_no_input(tmp_path: Path) -> None:
+    """Although it explains the latency best, its unit is not in its name, and the work grows with the square."""
+    rng, n = np.random.default_rng(3), 1500
+    side = np.rint(rng.lognormal(5, 0.4, n))
+    database = rng.lognormal(1, 0.3, n) + 150 * (rng.random(n) < 0.03)
+    took = (5 + side**2 / 2000) * rng.lognormal(0, 0.05, n) + database
+    rows = (
+        f"{1e9 * k},{t:.3f},{d:.3f},{s:.0f}" for k, (t, d, s) in enumerate(zip(took, database, side, strict=True))
+    )
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["arrival_ns,latency_ms,database,side", *rows]) + "\n")
+    result = diagnose_recording(path, ReadOptions())
+    assert any("database is probably a part of the latency in ms" in note for note in result.notes)
+    assert any("--map database_ms=database" in note for note in result.notes)
+    evidence = {cause.cause: cause.evidence for cause in result.causes}
+    assert evidence["input.size"].startswith("service follows side² (")
+
+
+def test_without_times_of_arrival_what_repeats_itself_is_no_input() -> None:
+    table = replace(simulated("quiet", 23, load=0.8), timed=False)
+    waiting = (in_flight(table.arrival_ns, table.latency_ns) > 0).astype(np.float64)
+    assert set(possible_inputs(table, {"waiting": waiting, "side": table.features["size"]}, {})[0]) == {"side"}
+
+
+def test_seconds_of_audio_are_an_input_if_they_exceed_the_latency() -> None:
+    table = simulated("quiet", 24)
+    columns = {"audio_seconds": table.features["size"] / 100, "db_seconds": table.latency_ns / 3e9}
+    units = {"audio_seconds": 10**9, "db_seconds": 10**9}
+    assert set(possible_inputs(table, columns, units)[0]) == {"audio_seconds"}
+
+
+def test_text_that_looks_like_numbers_at_times_is_no_input() -> None:
+    table = simulated("quiet", 25)
+    mixed = table.features["size"].copy()
+    mixed[::50] = np.inf
+    missing = table.features["size"].copy()
+    missing[::3] = np.nan
+    assert set(possible_inputs(table, {"mixed": mixed, "missing": missing}, {})[0]) == {"missing"}
+
+
+def test_names_of_times_states_and_outcomes() -> None:
+    for name in ("queue_length", "cpu", "worker_id", "retries", "inflight", "heap_size", "error_count", "timeout"):
+        assert says_no_input(name)
+    for name in ("side", "n_atoms", "rows", "audio", "prompt_len_bucket", "batch_size", "batch", "lines", "beams"):
+        assert not says_no_input(name)
+
+
+@pytest.mark.parametrize("option", ["size=c0", "rows=c0"])
+def test_named_inputs_are_used_instead(tmp_path: Path, option: str) -> None:
+    table = simulated("big", 26)
+    rows = [
+        f"{at},{took},{size:.0f},{k % 7}"
+        for k, (at, took, size) in enumerate(
+            zip(table.arrival_ns.tolist(), table.latency_ns.tolist(), table.features["size"], strict=True)
+        )
+    ]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["arrival_ns,latency_ns,side,c0", *rows]) + "\n")
+    assert diagnose_recording(path, ReadOptions(percentile=99.0)).verdict == "input.size"
+    result = diagnose_recording(path, ReadOptions(percentile=99.0, mapping=(option,)))
+    assert result.verdict != "input.size" and not any("used as inputs" in note for note in result.notes)
