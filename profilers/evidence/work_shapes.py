@@ -21,6 +21,8 @@ from latfix.profilers.evidence.work_model import MIN_SAMPLES, predicted_out_of_f
 _MOST_TERMS, _FITTED = 8, 2
 #: A term is kept if it reduces the error by this share, and by this many standard errors.
 _LEAST_GAIN, _SURE = 0.02, 4.0
+#: The simplest form with this share of the largest gain is preferred.
+_AS_GOOD = 0.98
 #: Relative errors are counted up to this multiple of their median, so that faults do not decide.
 _FAULT = 8.0
 #: Where bends are looked for, as quantiles of the input; lengths of the stretches beside a step, likewise.
@@ -145,8 +147,12 @@ def earned_terms(
             (*gain_of([*chosen, term]), term)
             for term in _likeliest(candidates, design, chosen, rows, left[rows], level)
         ]
-        gain, least, trial, term = max(trials, key=lambda each: each[0], default=(0.0, 0.0, predicted, None))
-        if term is None or gain <= least:
+        most = max((gain for gain, *_ in trials), default=0.0)
+        good = (
+            each for each in trials if each[0] > each[1] and each[0] >= _AS_GOOD * most
+        )  # simple forms come first
+        _, _, trial, term = next(good, (0.0, 0.0, predicted, None))
+        if term is None:
             break
         chosen.append(term)
         predicted = trial

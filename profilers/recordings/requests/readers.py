@@ -53,6 +53,8 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
      f"statistics of Locust, without single requests; {mapped_log.PER_REQUEST}"),
     (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
+    (rb"\A([-\d.:TZ]+[,;\t|]){1,50}[-\d.]+\r?\n", "rows of numbers without a header; put a line with their names "
+     "before them, such as arrival_s,latency_ms,size"),
     (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
     (rb'\A\s*\{(?s:.*)"\w*(p\(?\d\d\)?|mean|median|avg|average)\w*"\s*:',
      f"figures of many requests; {mapped_log.PER_REQUEST}"),

@@ -11,7 +11,6 @@ differs little, but takes seconds per million requests.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -34,7 +33,7 @@ from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
 from latfix.profilers.recordings.requests.shared_steps import shared_steps
-from latfix.profilers.recordings.requests.text_source import LONGEST_NS, UNITS_NS, column_name, resolution_ns
+from latfix.profilers.recordings.requests.text_source import LONGEST_NS, UNITS_NS, map_option, resolution_ns
 from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
 from latfix.queueing.queue_inference import (
@@ -213,7 +212,7 @@ class _Ledger:
         if found := [name for name in table.possible if name in used]:
             self.notes.append(
                 f"Columns used as inputs of the work, because service follows them: {', '.join(found)}. To choose "
-                f"others, name them: --map {shlex.quote(f'{column_name(found[0])}={found[0]}')}."
+                f"others, name them: {map_option(found[0])}."
             )
 
         def design(part: Any) -> Floats:
@@ -238,10 +237,9 @@ class _Ledger:
                 within = values[name] * UNITS_NS[unit] <= self.latency[sample.rows]
                 if abs(grows_by / UNITS_NS[unit] - 1) <= _AS_MUCH and np.mean(within) >= _WITHIN:
                     found.append(name)
-                    option = shlex.quote(f"{column_name(name)}_{unit}={name}")
                     self.notes.append(
                         f"{name} is probably a part of the latency in {unit}, so it is not used as an input of the "
-                        f"work. If it is a wait for something, add --map {option}."
+                        f"work. If it is a wait for something, add {map_option(name, unit)}."
                     )
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from latfix.profilers.recordings.reader import opened
 
 #: Nanoseconds of the units at the end of column names.
 UNITS_NS: dict[str, int] = {
-    **dict.fromkeys(("ns", "nanos", "nanoseconds"), 1),
+    **dict.fromkeys(("ns", "nsec", "nanos", "nanoseconds"), 1),
     **dict.fromkeys(("us", "usec", "micros", "microseconds"), 1_000),
     **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), 1_000_000),
     **dict.fromkeys(("s", "sec", "secs", "seconds"), 1_000_000_000),
@@ -42,6 +43,10 @@ _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
 _SLASHES = re.compile(r"(\d{4})/(\d\d)/(\d\d)[ T-]+")
 #: Days in the order of Germany, and those of the United States, whose hours are of half a day.
+#: Those with the name of the month: of Kibana's tables; of C's asctime (uWSGI); of HTTP and e-mails.
+_MONTH_NAMED = re.compile(r"^([A-Z][a-z]{2})[a-z]* (\d{1,2}), (\d{4})(?: @|,)? +(?=\d)")
+_ASCTIME = re.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d\S*) (\d{4})$")
+_OF_MAILS = re.compile(r"^(?:[A-Z][a-z]{2}, )?(\d{1,2})[ -]([A-Z][a-z]{2})[ -](\d{4}) (?=\d\d:)")
 _DAY_FIRST = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})[ T,]+")
 _MONTH_FIRST = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4}),? +(\d{1,2})(:\d\d:\d\d\S*) ?([AP]M)", re.I)
 _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
@@ -49,7 +54,7 @@ _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
 #: What Python says of a text that is no number.
 _VALUE = re.compile(r"^(?:invalid literal|could not convert).*?: ('.*')$")
 _BLANKS = re.compile(r"\s*")
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_WORD = re.compile(r"[MUN]Secs?$|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
 @dataclass(slots=True)
@@ -226,6 +231,15 @@ def column_name(text: str) -> str:
     return re.sub(r"\W+", "_", text)
 
 
+def map_option(column: str, unit: str = "") -> str:
+    """The option that gives a column a name of its own, quoted for a shell.
+
+    :param unit: of a time.
+    """
+    name = column_name(column.rpartition(".")[2].strip()) + (f"_{unit}" if unit else "")
+    return f"--map {shlex.quote(f'{name}={column}')}"
+
+
 def route_of(request: str) -> str:
     """A path as a route: without the query, and without numbers and ids."""
     return NUMBER_IN_PATH.sub("/*", request.partition("?")[0])
@@ -244,12 +258,15 @@ def instant_ns(text: str) -> int:
     """
     text = _SLASHES.sub(r"\1-\2-\3T", text.strip(" []"))
     text = _DAY_FIRST.sub(lambda day: f"{day[3]}-{day[2]:0>2}-{day[1]:0>2}T", text, count=1)
+    text = _MONTH_NAMED.sub(lambda day: f"{day[3]}-{_month(day[1])}-{day[2]:0>2}T", text, count=1)
+    text = _ASCTIME.sub(lambda day: f"{day[4]}-{_month(day[1])}-{day[2]:0>2}T{day[3]}", text)
+    text = _OF_MAILS.sub(lambda day: f"{day[3]}-{_month(day[2])}-{day[1]:0>2}T", text, count=1)
     if half := _MONTH_FIRST.match(text):
         hour = int(half[4]) % 12 + 12 * (half[6].upper() == "PM")
         text = f"{half[3]}-{half[1]:0>2}-{half[2]:0>2}T{hour:02}{half[5]}{text[half.end() :]}"
     text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text)
     if day := _CLF.match(text):
-        text = f"{day[3]}-{_MONTHS.index(day[2]) // 3 + 1:02}-{day[1]:0>2}T{text[day.end() :]}"
+        text = f"{day[3]}-{_month(day[2])}-{day[1]:0>2}T{text[day.end() :]}"
     fraction = _FRACTION.search(text)
     moment = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -257,6 +274,11 @@ def instant_ns(text: str) -> int:
     if abs(result) > LATEST_NS:
         raise ValueError(f"{moment.year} is too far from 1970 to be counted in nanoseconds")
     return result
+
+
+def _month(name: str) -> str:
+    """01 to 12; raises ValueError."""
+    return f"{_MONTHS.index(name) // 3 + 1:02}"
 
 
 def instants_ns(column: Any) -> Ints:

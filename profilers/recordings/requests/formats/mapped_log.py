@@ -52,10 +52,12 @@ from latfix.profilers.recordings.requests.text_source import (
     json_document,
     json_object,
     lines_of,
+    map_option,
     resolution_ns,
     route_of,
     unit_of,
 )
+from latfix.queueing.queue_inference import infer_queue
 from latfix.stages import Status
 from latfix.traffic.derived_features import parse_map_option
 from latfix.traffic.feature_expressions import Expression
@@ -67,30 +69,44 @@ EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 86
 Block = tuple[Mapping[str, Any], Sequence[int]]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
-#: Times since 1970: the first chunk, too, may have one of those.
-_INSTANTS = (*_MOMENTS, "first_at")
+#: Times since 1970: the first chunk and the begin of service, too, may have one of those.
+_INSTANTS = (*_MOMENTS, "first_at", "begun_at")
 _OTHERS = ("status", "cancelled", "route", "server", "id", "user")
 #: Usual names of columns, without their unit.
 _LATENCY = re.compile(
-    r"(e2e_?|total_?|req(uest)?_?|resp(onse)?_?)?(latency|duration|elapsed|resp(onse)?_?time|req(uest)?_?time)", re.I
-)
-_ARRIVAL = re.compile(
-    r"(@?time_?stamp|ts|time|date(time)?|asctime|"
-    r"(arrival|arrived|start(ed)?|begin|request_start|received|submitted|created|enqueued)(_?(at|time|ts))?)(_UTC)?",
+    r"(e2e_?|total_?|req(uest)?_?|resp(onse)?_?)?(latenc(y|ies)|durations?|elapsed|resp(onse)?_?times?|req(uest)?_?times?)",
     re.I,
 )
+_AT = r"(_?(at|times?|ts|time_?stamps?))?"
+_ARRIVAL = re.compile(
+    r"(@?time_?stamps?|ts|time|date(time)?|asctime|"
+    rf"((t|ts|time)_)?(arrivals?|arrived|start(ed)?|begin|request_start|receiv(ed)?|submit(ted)?|creat(ed)?|enqueued?){_AT}|"
+    r"req(uest)?_?(date_?)?time(_?(stamp|epoch))?)(_UTC)?",
+    re.I,
+)
+#: Moments before a wait for service, and those after it.
+_SUBMITTED = re.compile(
+    rf"((t|ts|time)_)?(arrivals?|arrived|receiv(ed)?|submit(ted)?|creat(ed)?|enqueued?){_AT}", re.I
+)
+_BEGUN = re.compile(rf"((t|ts|time)_)?(start(ed)?|begin|began|dispatch(ed)?){_AT}", re.I)
 #: Moments of which a name does not say whether the request began or ended; a logger's are its end: it writes a line,
 #: with a level, when the latency is known.
-_WRITTEN = re.compile(r"@?time_?stamp|ts|time|date(time)?|asctime", re.I)
+_WRITTEN = re.compile(r"@?time_?stamps?|ts|time|date(time)?|asctime", re.I)
 _LEVELS = {"trace", "debug", "info", "notice", "warn", "warning"}
 _LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
-_END = re.compile(r"(end(ed)?|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
+_END = re.compile(rf"((t|ts|time)_)?(end(ed)?|finish(ed)?|completed?|done){_AT}|msec|time_(iso8601|local)", re.I)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
 _FIRST = re.compile(
     r"ttft|time_to_first_(token|byte|chunk)|(completion_start|first_token)(_?(time|at|timestamp))?", re.I
 )
 #: Of a latency, too, if no column has a usual one.
-_WHOLE = re.compile(r"total(_?time)?|took|time_?taken|process(ing)?_?time|end_?to_?end(_?latency)?", re.I)
+_WHOLE = re.compile(
+    r"total(_?time)?|took|time_?taken|((process|handl|serv)(ing)?|generation|inference|execution|exec|run|wall|"
+    r"round_?trip)_?time|end_?to_?end(_?latency)?",
+    re.I,
+)
+#: If nothing else is, and only one column is called so.
+_ONLY = re.compile(r"\w*(latency|duration|elapsed)\w*", re.I)
 _STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
 _ID = re.compile(r"(x_)?((http_)?(request|req|correlation|trace)_?)?id", re.I)
@@ -155,13 +171,22 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"total_duration", "eval_duration", "created_at"},
      {"latency_ns": "total_duration", "end": "created_at", "load_ns": "load_duration", "size": "prompt_eval_count",
       "output_tokens": "eval_count"}),
+    ({"t.$date", "attr.durationMillis"},
+     {"latency_ms": "attr.durationMillis", "end": "t.$date", "route": "attr.ns", "id": "id"}),
+    ({"responseLatency", "requestTimeEpoch"},
+     {"latency_ms": "responseLatency", "arrival_ms": "requestTimeEpoch", "integration_ms": "integrationLatency",
+      "route": "resourcePath"}),
+    ({"time_total", "time_starttransfer", "time_namelookup"},
+     {"latency_s": "time_total", "connect_s": "time_connect", "status": "http_code", "size": "size_upload"}),
     ({"grpc.time_ms"}, {"latency_ms": "grpc.time_ms", "status": "grpc.code", "route": "grpc.method"}),
     ({"latency", "latency_human"}, {"latency_ns": "latency", "end": "time", "route": "uri", "size": "bytes_in"}),
     ({"ts", "duration", "request.uri"},
      {"latency_s": "duration", "end": "ts", "status": "status", "route": "request.uri", "size": "bytes_read"}),
 )  # fmt: skip
-#: Durations in Go's format.
+#: Durations in Go's format; in that of Python and .NET, with days; in that of ISO 8601, without them.
 _SPAN = re.compile(r"([0-9.]+) ?(h|ms|µs|μs|us|ns|m|s)")
+_CLOCK = re.compile(r"(?:(\d+)(?: days?,? |\.))?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)")
+_OF_ISO = re.compile(r"PT(?=\d)(?:\d+H)?(?:\d+M)?(?:[0-9.]+S)?")
 _SPAN_NS = {**UNITS_NS, "µs": 1_000, "μs": 1_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
 _ANSWERED, _NO_ANSWER = (re.compile(rf"\s*{code}(\.0)?\s*") for code in ("2[0-9]{2}", "0+"))
 #: A code of HTTP, and the reason that may follow it.
@@ -177,6 +202,8 @@ _UNANSWERED = "The file has no rows of requests without an answer (refused, time
 #: The name of a column whose name was there before.
 _COPY = re.compile(r"#\d+$")
 _AT_ONCE, _LOOKED_AT, _FIRST_ROWS, _FIRST_RECORDS = 100_000, 100, 10, 1_000
+#: Requests that show whether a time is that of the end.
+_COMPARED = 20_000
 #: Share of lines whose requests ended before that of the line before, from which a time may be the end.
 _OUT_OF_ORDER = 0.01
 #: How far local time goes back, give or take the time between two requests.
@@ -184,6 +211,8 @@ _HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: A list of objects within a document.
 _LIST_WITHIN = re.compile(rb"\"\s*:\s*\[\s*\{\s*\"")
+#: A list of times within one.
+_COLUMN_WITHIN = re.compile(rb"(latenc|duration|elapsed|_times?)[^\"]*\"\s*:\s*\[\s*[\d\"]", re.I)
 #: Names of figures of many requests.
 _FIGURE = re.compile(r"(^|[._ ])(p\(?\d\d|mean|median|avg|average)", re.I)
 #: Part of most names of times.
@@ -191,7 +220,7 @@ _TIME = re.compile(r"time|dur|lat|took|elapsed", re.I)
 PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
-_IN_NAMES = re.compile(r"^[^\W\d](?!.*: )[\w@.\- /()\[\]%#:+]*$|^@\w+$")
+_IN_NAMES = re.compile(r"^[^\W\d](?!.*: )[\w@.\- /()\[\]%#:+]*$|^@[\w.]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +253,7 @@ def knows(head: bytes) -> bool:
     if begins_with_object(head) is not None or _LIST.match(head):
         return True
     if _is_document(head):
-        return _LIST_WITHIN.search(head) is not None
+        return _LIST_WITHIN.search(head) is not None or _COLUMN_WITHIN.search(head) is not None
     names, values = _first_rows(head)
     named = [name for name in map(str.strip, names) if name]  # an index column has no name
     return (
@@ -341,7 +370,7 @@ def read_blocks(
     return replace(
         table,
         unread=_unused(names, known),
-        notes=(*table.notes, *_without(table, given), *_of_states(states)),
+        notes=(*table.notes, *_without(table, given), *_of_states(states), *_only(roles)),
     )
 
 
@@ -352,12 +381,20 @@ def _with_possible(table: RequestTable) -> tuple[RequestTable, list[str]]:
     return replace(table, possible=inputs), states
 
 
+def _only(roles: Sequence[Role]) -> Iterator[str]:
+    """A note if the latency is a column with an unusual name, the only one of a duration."""
+    column = next(role.source for role in roles if role.name in ("latency", "end"))
+    by_name = any(role.by_name and role.name == "latency" for role in roles)
+    if by_name and isinstance(column, str) and not any(each.fullmatch(bare(column)) for each in (_LATENCY, _WHOLE)):
+        yield f"{column} is read as the latency of a request: use --map latency={column}, or another column."
+
+
 def _of_states(names: Sequence[str]) -> Iterator[str]:
     if names:
         yield (
             f"Not used as an input of the work: {', '.join(names[:6])}. Latency follows it, but it follows the load, "
             "the time or the latency itself. If it measures a request's work, add "
-            f"--map {shlex.quote(f'{column_name(names[0])}={names[0]}')}."
+            f"{map_option(names[0])}."
         )
 
 
@@ -410,11 +447,27 @@ def _header(path: Path) -> tuple[bool, dict[str, Any]]:
 
 def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
     text = head.decode("utf-8", "replace").replace("\x00", "\ufffd")
-    rows = plain_csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.partition("\n")[0]))
-    names = next(rows, [])
+    before, header = _header_line(text)
+    names = next(plain_csv.reader([header], delimiter=_delimiter(header)), [])
+    rest = "".join(text.splitlines(keepends=True)[before:])
+    rows = plain_csv.reader(io.StringIO(rest, newline=""), delimiter=_delimiter(header))
     first = list(islice(rows, _FIRST_ROWS))
     # The first rows may lack fields, or have too many.
     return names, next((row for row in first if len(row) == len(names)), first[0] if first else [])
+
+
+def _header_line(text: str) -> tuple[int, str]:
+    """How many lines are before the rows of a table, and the one with the names of its columns.
+
+    Comments may come before it, or be it, and Excel's line with the delimiter.
+    """
+    comment = ""
+    for count, line in enumerate(text.split("\n"), 1):
+        if not line.startswith(("#", "sep=")):
+            named = comment.startswith("#") and line[:1].isdigit() and len(line.split(",")) == len(comment.split(","))
+            return (count - 1, comment.strip("# \r")) if named else (count, line.rstrip("\r"))
+        comment = line
+    return 1, ""
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -437,18 +490,30 @@ def _rows_within(document: dict[str, Any]) -> list[dict[str, Any]]:
         if isinstance(value, list) and value and isinstance(value[0], dict) and _has_times(value[0])
     }
     name = max(lists, key=lambda each: len(lists[each]), default="")
-    return [{name: row} for row in lists[name]] if lists else [document]
+    return [{name: row} for row in lists[name]] if lists else _rows_of_columns(document) or [document]
+
+
+def _rows_of_columns(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of lists that are as long as that of a latency, or of an end; empty if there is none."""
+    lists = {name: value for name, value in flat(document).items() if isinstance(value, list) and len(value) > 1}
+    lengths = [
+        len(value)
+        for name, value in lists.items()
+        if not isinstance(value[0], list) and any(each.fullmatch(bare(name)) for each in (_LATENCY, _WHOLE, _END))
+    ]
+    alike = {name: value for name, value in lists.items() if len(value) == max(lengths, default=0)}
+    return [dict(zip(alike, row, strict=True)) for row in zip(*alike.values(), strict=True)]
 
 
 def _has_times(record: Mapping[str, Any]) -> bool:
-    """True if an object has a latency and a time."""
+    """True if an object has a latency and a time, or a begin and an end."""
     names = [*map(bare, flat(record))]
     has_latency, *moments = (any(map(pattern.fullmatch, names)) for pattern in (_LATENCY, _ARRIVAL, _END))
-    return has_latency and any(moments)
+    return (has_latency and any(moments)) or all(moments)
 
 
 def _delimiter(line: str) -> str:
-    return max(",;\t", key=line.count)
+    return max(",;\t|", key=line.count)
 
 
 def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
@@ -470,16 +535,23 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             roles += [role for role in usual if role.name not in taken]
             taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
-    for role, pattern in (("latency", _LATENCY), ("latency", _WHOLE), ("arrival", _ARRIVAL), ("end", _END),
-                          ("queue", _QUEUE), ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID),
-                          ("user", _USER), ("server", _SERVER)):  # fmt: skip
+    for role, pattern in (("latency", _LATENCY), ("latency", _WHOLE), ("latency", _ONLY), ("arrival", _ARRIVAL),
+                          ("end", _END), ("begun_at", _BEGUN), ("queue", _QUEUE), ("first", _FIRST),
+                          ("status", _STATUS), ("route", _ROUTE), ("id", _ID), ("user", _USER),
+                          ("server", _SERVER)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
         others = [each for each in names if each not in used and pattern.fullmatch(bare(each))]
         if "latency" not in taken:  # which a begin and an end give, but not the time of a line
             others = sorted(others, key=lambda name: _WRITTEN.fullmatch(bare(name)) is not None)
+        if role == "arrival":
+            others = sorted(others, key=lambda name: _SUBMITTED.fullmatch(bare(name)) is None)
+        if role == "begun_at" and not any(_was_submitted(each) for each in roles):
+            continue
         column = next((each for each in others if _may_be(role, each, columns)), None)
-        if column is not None and (pattern not in (_WHOLE, _QUEUE, _FIRST) or _has_unit(column, columns)):
+        if pattern is _ONLY and len(others) > 1:
+            continue
+        if column is not None and (pattern not in (_WHOLE, _ONLY, _QUEUE, _FIRST) or _has_unit(column, columns)):
             if role == "arrival" and (used & set(_NGINX) or _is_logged(column, names)):
                 role = "end"  # nginx, too, writes a line when the request ends
             roles.append(Role(role, column, _unit(column), by_name=True))
@@ -501,12 +573,17 @@ def _may_be_input(name: str, columns: Mapping[str, Any]) -> bool:
     return bool(name) and not says_no_input(bare(name)) and (value in (None, "") or math.isfinite(_number(value, 1)))
 
 
+def _was_submitted(role: Role) -> bool:
+    """True if a request is known to have been there before its service began."""
+    return role.name == "arrival" and role.by_name and _SUBMITTED.fullmatch(bare(_source(role))) is not None
+
+
 def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
     """False for a date as latency, one without a unit beside a begin and an end, and a logger's level as status."""
     if role != "latency":
         return role != "status" or str(columns[name]).lower() not in _LEVELS
     if _has_unit(name, columns):
-        return not _is_date(columns[name])
+        return not _is_date(columns[name]) and not _is_long(name, columns[name])
     names = [each for each in map(bare, columns) if not _WRITTEN.fullmatch(each)]
     return not all(any(map(pattern.fullmatch, names)) for pattern in (_ARRIVAL, _END))
 
@@ -515,6 +592,11 @@ def _has_unit(name: str, columns: Mapping[str, Any]) -> bool:
     """True if a time needs no unit: its column has one, or the value is written with one or as a date."""
     value = columns[name]
     return _unit(name) is not None or _is_date(value) or (isinstance(value, str) and math.isfinite(_span_ns(value)))
+
+
+def _is_long(name: str, value: Any) -> bool:
+    """True if a number is too long for a duration, as a time since 1970 is."""
+    return _number(value, 1) * (_unit(name) or 1) > LONGEST_NS
 
 
 def _is_date(value: Any) -> bool:
@@ -536,11 +618,13 @@ def _is_logged(column: str, names: Sequence[str]) -> bool:
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
     """The role with nanoseconds as unit if it has none and its values are written with units; else unmodified.
 
-    A first chunk with a date is a moment.
+    A first chunk with a date, or a time since 1970, is a moment.
     """
-    if role.name == "first" and isinstance(role.source, str) and _is_date(columns[role.source]):
-        return replace(role, name="first_at")
-    if role.unit_ns is not None or role.name not in _TIMES:
+    if role.name == "first" and isinstance(role.source, str):
+        value = columns[role.source]
+        if _is_date(value) or _is_long(role.source, value) or re.search("(_at|stamp)$", bare(role.source), re.I):
+            return replace(role, name="first_at")
+    if role.unit_ns is not None or role.name not in (*_TIMES, *_INSTANTS):
         return role
     values = [value for name in role.columns if (value := columns.get(name)) not in (None, "")]
     written = [isinstance(value, str) and math.isfinite(_span_ns(value)) for value in values]
@@ -556,6 +640,8 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
         todo = summary if figures else "name the latency: --map latency_ms=COLUMN"
         if {"log", "stream"} <= set(names):
             todo = "Docker has wrapped the lines of a log: unwrap them with jq -j .log FILE"
+        if "data.resultType" in names:
+            todo = "Loki has wrapped the lines of a log: unwrap them with jq -r '.data.result[].values[][1]' FILE"
         if {"__REALTIME_TIMESTAMP", "MESSAGE"} <= set(names):
             todo = "journald has wrapped the lines of a log: unwrap them with jq -r .MESSAGE FILE"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
@@ -633,15 +719,18 @@ def _csv_blocks(
     from pyarrow import csv
 
     def skip(row: Any) -> str:
-        bad.add((row.number or 0) + 1, shown(row.text or "", 40))
+        bad.add((row.number or 0) + before, shown(row.text or "", 40))
         return "skip"
 
-    at, skipped = 2, bad.count
+    before, header = _header_line(recorded_at(path).head.decode("utf-8", "replace"))
+    delimiter = _delimiter(header)
+    at, skipped = before + 1, bad.count
     has_sums = {"elapsed", _MESSAGE} <= set(names)
     included = list(dict.fromkeys((*wanted, _MESSAGE) if has_sums else wanted))
     with opened(path, _EXPECTED) as file:
         try:
-            delimiter = _delimiter(file.readline().decode("utf-8", "replace"))
+            for _ in range(before):
+                file.readline()
             lines = _CountedLines(file)
             reader = csv.open_csv(
                 lines,
@@ -667,7 +756,7 @@ def _csv_blocks(
             if "Empty CSV" in str(error):
                 return
             damaged(path, _EXPECTED, error)
-    if lines.count > at - 2 + bad.count - skipped:  # empty lines, or values of several lines
+    if lines.count > at - 1 - before + bad.count - skipped:  # empty lines, or values of several lines
         _find_unclosed_quotes(path, delimiter.encode(), len(names), bad)
 
 
@@ -683,7 +772,7 @@ def _without_sums(rows: Any, numbers: Sequence[int], others: OtherLines) -> tupl
 
 
 def _with_points(column: Any) -> Any:
-    """A column with decimal points for decimal commas, unless the commas may separate thousands.
+    """A column with decimal points for decimal commas, and without commas that separate thousands.
 
     Those are in numbers of four digits and more only, before three digits each.
     """
@@ -693,12 +782,13 @@ def _with_points(column: Any) -> Any:
         return pc.match_substring_regex(column, pattern)
 
     commas, whole = number(r"^\s*-?\d+,\d+\s*$"), number(r"^\s*-?\d+\s*$")
-    three = number(r"^\s*-?[1-9]\d{0,2},\d{3}\s*$")
+    thousands, points = number(r"^\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*$"), number(r"^\s*-?\d+\.\d+\s*$")
     empty = pc.equal(column, "")
     numbers = len(column) - empty.true_count
+    three = thousands.true_count >= commas.true_count and (points.true_count or whole.true_count)
+    if thousands.true_count and three and thousands.true_count + whole.true_count + points.true_count == numbers:
+        return pc.replace_substring(column, ",", "")
     if not commas.true_count or commas.true_count + whole.true_count < numbers:
-        return column
-    if whole.true_count and three.true_count == commas.true_count:
         return column
     return pc.replace_substring_regex(column, r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2")
 
@@ -840,7 +930,12 @@ def _number(value: Any, unit_ns: int) -> float:
 
 
 def _span_ns(text: str) -> float:
-    """Nanoseconds of ``12.5ms`` and ``1m2.3s``; NaN if it is no duration."""
+    """Nanoseconds of ``12.5ms``, ``1m2.3s``, ``PT1.5S``, ``0:00:01.5``, ``0 days 00:00:01.5``; NaN if it is none."""
+    if clock := _CLOCK.fullmatch(text.strip()):
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * UNITS_NS["s"]
+    if _OF_ISO.fullmatch(text):
+        text = text.removeprefix("PT").lower()
     if _SPAN.sub("", text).strip():
         return float("nan")
     try:
@@ -870,10 +965,11 @@ def _usable(values: Mapping[str, Any]) -> Any:
 def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> RequestTable:
     latency = _latency(columns)
     moments = next((columns[name] for name in _MOMENTS if name in columns), None)
+    ends = "arrival" not in columns or _shows_ends(roles, moments, latency)
     if moments is None:
         arrival = np.arange(len(latency), dtype=np.int64)
     else:
-        arrival = moments if "arrival" in columns else moments - np.maximum(latency, 0)
+        arrival = moments - np.maximum(latency, 0) if ends else moments
     parts = {name.removeprefix("part."): column for name, column in columns.items()
              if name.startswith("part.") or name in ("queue", "dispatch")}  # fmt: skip
     plain = (*_TIMES, *_INSTANTS, *_OTHERS)
@@ -885,6 +981,9 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
     first = columns.get("first")
     if "first_at" in columns:
         first = np.where(columns["first_at"] >= arrival, columns["first_at"] - arrival, UNKNOWN)
+    if "begun_at" in columns and "queue" not in parts:
+        begun = columns["begun_at"]
+        parts["queue"] = np.where(begun >= arrival, begun - arrival, UNKNOWN)
     status = statuses_of(columns["status"]) if "status" in columns else np.zeros(len(latency), np.int8)
     if "cancelled" in columns:
         status[[word.strip().lower() not in NOTHING for word in columns["cancelled"]]] = CANCELLED
@@ -905,10 +1004,14 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         has_status="status" in columns,
         facts={
             "format": "log with columns of its own",
-            "columns": ", ".join(f"{role.name} = {_source(role)}" for role in roles if not role.is_possible),
+            "columns": ", ".join(
+                f"{'end' if ends and role.name == 'arrival' else role.name} = {_source(role)}"
+                for role in roles
+                if not role.is_possible
+            ),
             "bad_lines": bad.count,
         },
-        notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments, latency))),
+        notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments, latency, ends))),
     ).sorted()
 
 
@@ -918,9 +1021,29 @@ def _users(names: Sequence[str]) -> Ints:
     return np.array([place.setdefault(name, len(place)) if name not in ("", "-") else -1 for name in names], np.int64)
 
 
-def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints) -> Iterator[str]:
+def _may_be_end(roles: Sequence[Role]) -> bool:
+    """True if the time was read as the arrival, but its name may be that of an end."""
+    role = next(role for role in roles if role.name in _MOMENTS)
+    return role.by_name and role.name == "arrival" and _WRITTEN.fullmatch(bare(_source(role))) is not None
+
+
+def _shows_ends(roles: Sequence[Role], moments: Ints, latency: Ints) -> bool:
+    """True if times whose name does not say so are those of ends: they show a queue as ends, and none as arrivals."""
+    if not _may_be_end(roles):
+        return False
+    known = np.flatnonzero(latency >= 0)[:_COMPARED]
+    unit = max(resolution_ns(moments), resolution_ns(latency[known]))
+
+    def queued(arrival: Ints) -> bool:
+        order = np.argsort(arrival, kind="stable")
+        return infer_queue(arrival[order], latency[known][order], unit) is not None
+
+    return len(known) > 0 and not queued(moments[known]) and queued(moments[known] - latency[known])
+
+
+def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints, ends: bool) -> Iterator[str]:
     """Notes if the unit of times is assumed (it can be guessed only if they count from 1970), if they step back as
-    local time does, and if they may be ends: lines in their order, but not in that of ends, may be either."""
+    local time does, and if they are or may be ends: lines in their order, but not in that of ends, may be either."""
     role = next(role for role in roles if role.name in _MOMENTS)
     name = _source(role)
     if role.unit_ns is None and len(moments) and int(moments.max()) < _LEAST_SINCE_1970:
@@ -934,7 +1057,12 @@ def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints) -> Iterator[st
             f"{name} goes back by an hour after {int(back[0]) + 1:,} requests, as local time does when summer ends: "
             "two hours are read as one. Use times in UTC, or with their zone."
         )
-    if role.by_name and role.name == "arrival" and _WRITTEN.fullmatch(bare(name)):
+    if ends and role.name == "arrival":
+        yield (
+            f"{name} is read as the time at which a request ended: so it shows a queue, and as that of arrival none. "
+            f"If it is the arrival, use --map arrival={name}."
+        )
+    elif _may_be_end(roles):
         in_order = np.diff(moments)
         in_order = in_order if int(in_order.sum()) >= 0 else -in_order
         earlier = np.abs(np.diff(moments + latency)) * (np.diff(moments + latency) < 0) > resolution_ns(moments)

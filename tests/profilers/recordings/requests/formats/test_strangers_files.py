@@ -40,6 +40,7 @@ from tests.profilers.recordings.requests.formats.test_formats import (
     vllm_document,
     written,
 )
+from tests.profilers.recordings.requests.simulated_log import simulated
 
 
 def zstandard(data: bytes) -> bytes:
@@ -176,6 +177,32 @@ OTHER_WRITERS = {
                                    "endTime": 1763800000.25 + k / 2}) + "\n" for k in range(2)),
     "echo": "".join(json.dumps({"time": f"2026-01-02T03:04:05.{3 + 5 * k}00000000Z", "status": 200 + 300 * k,
                                 "latency": 250_000_000, "latency_human": "250ms"}) + "\n" for k in range(2)),
+    "mongo": "".join(json.dumps({"t": {"$date": f"2026-01-02T03:04:05.{2 + 5 * k}00+00:00"}, "s": "I", "id": 51803,
+                                 "attr": {"ns": "a.b", "durationMillis": 250},
+                                 "status": 200 + 300 * k}) + "\n" for k in range(2)),
+    "api gateway": "".join(json.dumps({"requestTime": "02/Jan/2026:03:04:05 +0000", "responseLatency": "250",
+                                       "requestTimeEpoch": 1763800000100 + 500 * k, "status": str(200 + 300 * k),
+                                       "integrationLatency": "200"}) + "\n" for k in range(2)),
+    "curl": "".join(json.dumps({"time_total": 0.25, "time_starttransfer": 0.2, "time_namelookup": 0, "size_upload": 7,
+                                "http_code": 200 + 300 * k, "ts": 1763800000 + k / 2}) + "\n" for k in range(2)),
+    "kibana": '"@timestamp","duration_ms",status\n' + "".join(
+        f'"Jan 2, 2026 @ 03:04:05.{2 + 5 * k}00",250.000,{200 + 300 * k}\n' for k in range(2)),
+    "mail's date": "date,latency_ms,status\n" + "".join(
+        f'"Fri, 02 Jan 2026 03:04:05.{2 + 5 * k} GMT",250,{200 + 300 * k}\n' for k in range(2)),
+    "pandas": ",start,latency,status\n" + "".join(
+        f"{k},2026-01-02 03:04:05.{2 + 5 * k}00000,0 days 00:00:00.250000,{200 + 300 * k}\n" for k in range(2)),
+    "dotnet": "Started|Duration|Status\n" + "".join(
+        f"2026-01-02T03:04:05.{2 + 5 * k}000000Z|00:00:00.2500000|{200 + 300 * k}\n" for k in range(2)),
+    "java": "".join(json.dumps({"startedAt": f"2026-01-02T03:04:05.{2 + 5 * k}Z", "duration": "PT0.25S",
+                                "status": 200 + 300 * k}) + "\n" for k in range(2)),
+    "columns": json.dumps({"model": "m", "start_times": [5.5, 6.0], "latencies_ms": [250, 900.5],
+                           "status": [200, 500]}),
+    "columns, indented": json.dumps({"p99_ms": 9, "runs": {"start_times": [5.5, 6], "durations_ms": [250, 900.5],
+                                                           "status": [200, 500]}}, indent=1),
+    "akamai": "".join(json.dumps({"reqTimeSec": f"1763800000.{2 + 5 * k}", "turnaroundLatencyMSec": "250",
+                                  "statusCode": 200 + 300 * k}) + "\n" for k in range(2)),
+    "model server": "created_at,inference_time_ms,status\n" + "".join(
+        f"2026-01-02T03:04:05.{2 + 5 * k},250,{200 + 300 * k}\n" for k in range(2)),
     "go": json.dumps([{"time": f"2026-01-02 03:04:05,{1 + 5 * k}00", "latency": "250ms", "status": 200 + 300 * k}
                       for k in range(2)]),
 }  # fmt: skip
@@ -188,6 +215,86 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
     assert any("no rows of requests without an answer" in note for note in table.notes) == (writer in ("hey", "oha"))
+
+
+@pytest.mark.parametrize("names", ["submit_time,start_time,end_time", "t_start,t_received,t_done"])
+def test_a_begin_after_the_arrival_is_the_end_of_a_wait(tmp_path: Path, names: str) -> None:
+    rows = "2.5,2.0,3.0\n" if names.startswith("t_") else "2.0,2.5,3.0\n"
+    table = table_of(tmp_path, f"{names}\n{rows}" + "4.0,4.0,5.0\n")
+    assert table.latency_ns.tolist() == [S, S] and table.parts["queue"].tolist() == [S // 2, 0]
+
+
+def test_a_job_that_only_starts_and_ends_has_no_measured_wait(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "start_time,end_time\n2.0,3.0\n4.0,5.0\n")
+    assert table.latency_ns.tolist() == [S, S] and not table.parts
+
+
+def test_a_list_of_begins_and_ends_and_a_first_token_since_1970(tmp_path: Path) -> None:
+    """As trtllm-bench writes them."""
+    moments = {"start_timestamp_ns": 1763800000 * S, "end_timestamp_ns": 1763800001 * S}
+    request = {"id": 1, **moments, "first_token_timestamp_ns": 1763800000 * S + 250 * MS, "num_input_tokens": 7}
+    table = table_of(tmp_path, json.dumps({"engine": {"m": 1}, "request_info": {"requests": [request]}}))
+    assert table.latency_ns.tolist() == [S]
+    assert table.first_ns is not None and table.first_ns.tolist() == [250 * MS]
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["# of a model\n# in 2026\nts_s,latency_ms\n", "# a model\n# ts_s,latency_ms\n", "sep=,\nts_s,latency_ms\n"],
+)
+def test_comments_before_a_table(tmp_path: Path, before: str) -> None:
+    table = table_of(tmp_path, before + "0.5,12\n1.0,13\n" + "x,y\n")
+    assert table.latency_ns.tolist() == [12 * MS, 13 * MS]
+    assert table.notes[0].startswith(f"1 line was left out, the first in line {before.count(chr(10)) + 3}:")
+
+
+def test_times_of_day_are_times(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "time,latency_ms\n09:59:59.500,12\n10:00:01.25,13\n")
+    assert table.arrival_ns.tolist() == [0, 1750 * MS]
+    assert not any("has no unit" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1763800000.5,12\n1763800001.5,13\n", "without a header"),
+        (json.dumps({"data": {"resultType": "streams", "result": []}}), "Loki has wrapped"),
+        ("Date,@duration,@http.status\n1,2,3\n", "--map latency_ms=@duration"),
+    ],
+    ids=["numbers", "Loki", "Datadog"],
+)
+def test_what_to_do_with_what_is_no_table_yet(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        diagnose_recording(written(tmp_path, text), ReadOptions())
+
+
+def test_the_only_duration_is_the_latency_and_named_in_a_note(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "ts,model_latency_ms,n\n1763800000,5,2\n1763800001,6,3\n")
+    assert table.latency_ns.tolist() == [5 * MS, 6 * MS]
+    assert any("model_latency_ms is read as the latency" in note for note in table.notes)
+    with pytest.raises(InputError, match="--map latency_ms=COLUMN"):
+        table_of(tmp_path, "ts,model_latency_ms,disk_latency_ms\n1763800000,5,2\n")
+
+
+def test_a_unit_with_a_capital_prefix_is_no_second(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"startTimeSec": 1763800000 + k, "totalTimeMSec": 5 + k}) + "\n" for k in range(2))
+    assert table_of(tmp_path, lines).latency_ns.tolist() == [5 * MS, 6 * MS]
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("ends", [True, False])
+def test_times_that_may_be_of_arrival_or_of_end_are_those_that_show_a_queue(
+    tmp_path: Path, servers: int, seed: int, ends: bool
+) -> None:
+    queued = simulated("quiet", seed, servers=servers, load=0.7)
+    stamp = queued.arrival_ns + ends * queued.latency_ns
+    lines = sorted(zip((stamp // 1000).tolist(), (queued.latency_ns // 1000).tolist(), strict=True))
+    text = "timestamp_us,latency_us\n" + "".join(f"{at},{took}\n" for at, took in lines)
+    table = table_of(tmp_path, text)
+    assert any("read as the time at which a request ended" in note for note in table.notes) == ends
+    assert ("end = timestamp_us" in table.facts["columns"]) == ends
+    assert int(np.abs(np.sort(table.arrival_ns) - queued.arrival_ns).max()) < 3_000_000
 
 
 def test_answers_of_ollama(tmp_path: Path) -> None:
@@ -250,7 +357,8 @@ def test_a_logger_writes_a_line_when_a_request_ended(tmp_path: Path, level: dict
     [
         ("arrival_s;latency_ms\n0,5;10,25\n1,0;11\n", [10.25, 11.0]),
         ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,"2,345"\n', [1.234, 2.345]),
-        ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,12\n2.0,13\n', [12.0, 13.0]),  # thousands: left out
+        ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,12\n2.0,13\n', [1234.0, 12.0, 13.0]),  # separates thousands
+        ('arrival_s,latency_ms\n0.5,"1,234.5"\n1.0,12.25\n2.0,13\n', [1234.5, 12.25, 13.0]),
         ("latency_ms\n12\n13.5\n", [12.0, 13.5]),
     ],
 )

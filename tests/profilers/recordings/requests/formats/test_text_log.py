@@ -101,12 +101,24 @@ K6_LATER = "".join(
     for line in K6_JSON.splitlines(keepends=True)
     if '"http_reqs"' not in line
 )
+SQUID = """\
+1795168800.250     50 10.0.0.1 TCP_MISS/200 312 POST http://h/predict - HIER_DIRECT/10.0.0.2 text/html
+1795168801.500    200 10.0.0.1 TCP_MISS_ABORTED/504 0 POST http://h/predict - HIER_NONE/- -
+"""
+UWSGI = """\
+*** Starting uWSGI 2.0.21 (64bit) ***
+[pid: 7|app: 0|req: 1/1] 10.0.0.1 () {40 vars in 500 bytes} [Fri Nov 20 10:00:00 2026] POST /predict => generated 12 \
+bytes in 50 msecs (HTTP/1.1 200) 4 headers in 100 bytes (1 switches on core 0)
+[pid: 7|app: 0|req: 2/2] 10.0.0.1 () {40 vars in 500 bytes} [Fri Nov 20 10:00:01 2026] POST /predict => generated 0 \
+bytes in 200 msecs (HTTP/1.1 504) 4 headers in 100 bytes (1 switches on core 0)
+"""
 #: Its lines have the time of arrival.
 CLASSIC = ALB.replace("h2 ", "").replace("app/x/50d", "my-elb").replace("0.25", "0.20").replace("1.50", "1.30")
 LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
         "Gatling": GATLING, "Gatling 3.3": GATLING.replace("REQUEST\t", "REQUEST\t7\t"), "Traefik": TRAEFIK,
+        "Squid": SQUID, "uWSGI": UWSGI,
         "IIS": IIS, "CloudFront": CLOUDFRONT, "vegeta": VEGETA.rpartition("1795168802")[0]}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
@@ -118,7 +130,7 @@ def test_each_format_gives_the_same_requests(tmp_path: Path, writer: str) -> Non
     table = table_of(tmp_path, LOGS[writer])
     assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
     assert table.status.tolist() == [Status.OK, ENDED.get(writer, Status.TIMEOUT)]
-    if writer == "Traefik":  # times to the second, at which requests arrived
+    if writer in ("Traefik", "uWSGI"):  # times to the second, at which requests arrived
         assert np.diff(table.arrival_ns).tolist() == [1_000_000_000]
         return
     apart = 1_000_000_000 + (-150 if writer in TO_THE_SECOND else 250 - 150) * 1_000_000
