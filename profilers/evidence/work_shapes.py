@@ -19,8 +19,8 @@ from latfix.profilers.evidence.work_model import MIN_SAMPLES, predicted_out_of_f
 
 #: Most terms that are added, and candidates of each form that are fitted: those that go best with the remainder.
 _MOST_TERMS, _FITTED = 8, 2
-#: A term is kept if it reduces the error by this share, and by this many standard errors.
-_LEAST_GAIN, _SURE = 0.02, 4.0
+#: A term is kept if it reduces the error by this share, and by so many standard errors, also of so many blocks of time.
+_LEAST_GAIN, _SURE, _BLOCKS = 0.02, 4.0, 12
 #: The simplest form with this share of the largest gain is preferred.
 _AS_GOOD = 0.98
 #: Relative errors are counted up to this multiple of their median, so that faults do not decide.
@@ -135,8 +135,11 @@ def earned_terms(
         before, after = (np.abs(time_ns[rows] - each) / level for each in (predicted, trial))
         most = _FAULT * float(np.median(before))
         before, after = np.minimum(before, most), np.minimum(after, most)
-        error = float((before - after).std()) / math.sqrt(len(rows))
-        return float((before - after).mean()), max(_LEAST_GAIN * float(before.mean()), _SURE * error), trial
+        gain = before - after
+        # Faults come together: then neighbors gain, or lose, together.
+        together = [part.mean() for part in np.array_split(gain, _BLOCKS)]
+        error = max(float(gain.std()) / math.sqrt(len(rows)), float(np.std(together)) / math.sqrt(_BLOCKS))
+        return float(gain.mean()), max(_LEAST_GAIN * float(before.mean()), _SURE * error), trial
 
     while len(chosen) < len(given) + _MOST_TERMS:
         level = np.maximum(np.maximum(predicted, time_ns[rows]), 0.1 * typical)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ def drawn(seed: int) -> tuple[dict[str, Floats], Floats]:
     return inputs, rng.lognormal(0, 0.05, N)
 
 
-SHAPES = {
+SHAPES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "square": lambda side, _: 60 + side**2 / 200,
     "product": lambda side, rows: 100 + side * rows,
     "log": lambda side, _: np.log1p(side),

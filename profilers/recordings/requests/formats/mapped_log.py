@@ -965,10 +965,11 @@ def _usable(values: Mapping[str, Any]) -> Any:
 def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> RequestTable:
     latency = _latency(columns)
     moments = next((columns[name] for name in _MOMENTS if name in columns), None)
-    ends = "arrival" not in columns or _shows_ends(roles, moments, latency)
+    ends = "arrival" not in columns
     if moments is None:
         arrival = np.arange(len(latency), dtype=np.int64)
     else:
+        ends = ends or _shows_ends(roles, moments, latency)
         arrival = moments - np.maximum(latency, 0) if ends else moments
     parts = {name.removeprefix("part."): column for name, column in columns.items()
              if name.startswith("part.") or name in ("queue", "dispatch")}  # fmt: skip

@@ -21,6 +21,10 @@ from tests.profilers.recordings.requests.simulated_log import simulated
 KINDS = ("quiet", "burst", "big", "drift", "dependency", "stall")
 
 
+def sizes(table: RequestTable) -> Floats:
+    return np.asarray(table.features["size"], dtype=np.float64)
+
+
 def outcomes(table: RequestTable, seed: int) -> dict[str, Floats]:
     """Columns that a service writes beside its latency, none of which is an input."""
     rng, n = np.random.default_rng(seed), len(table)
@@ -48,8 +52,7 @@ def outcomes(table: RequestTable, seed: int) -> dict[str, Floats]:
 @pytest.mark.parametrize("servers", [1, 4])
 def test_no_outcome_is_a_possible_input(kind: str, servers: int) -> None:
     table = simulated(kind, 21, servers=servers, load=0.6)
-    size = table.features["size"]
-    columns = {**outcomes(table, 21), "side": size}
+    columns = {**outcomes(table, 21), "side": sizes(table)}
     inputs, states = possible_inputs(table, columns, {})
     assert set(inputs) == {"side"}
     assert "copy" in states and not {"number", "part"} & set(states)
@@ -61,8 +64,8 @@ def test_columns_of_unknown_meaning_change_no_other_cause(tmp_path: Path, kind: 
     table = simulated(kind, 22, servers=4)
     rng = np.random.default_rng(22)
     chance = {f"c{k}": rng.integers(0, 10 ** (k + 1), len(table)).astype(np.float64) for k in range(6)}
-    plain = diagnosed(tmp_path, table, {"size": table.features["size"]})
-    many = diagnosed(tmp_path, table, {"side": table.features["size"], **outcomes(table, 22), **chance})
+    plain = diagnosed(tmp_path, table, {"size": sizes(table)})
+    many = diagnosed(tmp_path, table, {"side": sizes(table), **outcomes(table, 22), **chance})
     assert any("used as inputs" in note and ": side." in note for note in many.notes)
     assert many.verdict == plain.verdict
     for cause in plain.causes:
@@ -100,21 +103,21 @@ def test_a_time_within_the_latency_is_no_input(tmp_path: Path) -> None:
 def test_without_times_of_arrival_what_repeats_itself_is_no_input() -> None:
     table = replace(simulated("quiet", 23, load=0.8), timed=False)
     waiting = (in_flight(table.arrival_ns, table.latency_ns) > 0).astype(np.float64)
-    assert set(possible_inputs(table, {"waiting": waiting, "side": table.features["size"]}, {})[0]) == {"side"}
+    assert set(possible_inputs(table, {"waiting": waiting, "side": sizes(table)}, {})[0]) == {"side"}
 
 
 def test_seconds_of_audio_are_an_input_if_they_exceed_the_latency() -> None:
     table = simulated("quiet", 24)
-    columns = {"audio_seconds": table.features["size"] / 100, "db_seconds": table.latency_ns / 3e9}
+    columns = {"audio_seconds": sizes(table) / 100, "db_seconds": table.latency_ns / 3e9}
     units = {"audio_seconds": 10**9, "db_seconds": 10**9}
     assert set(possible_inputs(table, columns, units)[0]) == {"audio_seconds"}
 
 
 def test_text_that_looks_like_numbers_at_times_is_no_input() -> None:
     table = simulated("quiet", 25)
-    mixed = table.features["size"].copy()
+    mixed = sizes(table).copy()
     mixed[::50] = np.inf
-    missing = table.features["size"].copy()
+    missing = sizes(table).copy()
     missing[::3] = np.nan
     assert set(possible_inputs(table, {"mixed": mixed, "missing": missing}, {})[0]) == {"missing"}
 
@@ -132,7 +135,7 @@ def test_named_inputs_are_used_instead(tmp_path: Path, option: str) -> None:
     rows = [
         f"{at},{took},{size:.0f},{k % 7}"
         for k, (at, took, size) in enumerate(
-            zip(table.arrival_ns.tolist(), table.latency_ns.tolist(), table.features["size"], strict=True)
+            zip(table.arrival_ns.tolist(), table.latency_ns.tolist(), sizes(table), strict=True)
         )
     ]
     path = tmp_path / "log.csv"
