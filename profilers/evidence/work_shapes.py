@@ -19,7 +19,7 @@ from latfix.profilers.evidence.work_model import MIN_SAMPLES, predicted_out_of_f
 
 #: Most terms that are added, and candidates of each form that are fitted: those that go best with the remainder.
 _MOST_TERMS, _FITTED = 8, 2
-#: A term is kept if it reduces the error by this share, and by so many standard errors, also of so many blocks of time.
+#: A term is kept if it reduces the error by this share, and by so many standard errors, also between so many blocks.
 _LEAST_GAIN, _SURE, _BLOCKS = 0.02, 4.0, 12
 #: The simplest form with this share of the largest gain is preferred.
 _AS_GOOD = 0.98

@@ -20,7 +20,7 @@ from latfix.queueing.closed_loop import in_flight
 
 #: Words of names of times, states, outcomes and numbers that count nothing.
 _NO_INPUT = re.compile(
-    r"(^|_)(time\w*|date|day|hour|minute|month|year|uptime|lat|latency|dur|duration|elapsed|took|wait\w*|delay\w*|lag"
+    r"(^|_)(time\w*|run_?time|date|day|hour|minute|month|year|uptime|lat|latency|dur|duration|elapsed|took|wait\w*|delay\w*|lag"
     r"|queue\w*|pending|backlog|in_?flight|flight|active|concurren\w*|conns?|connections?|load|cpu\w*|mem|memory|rss"
     r"|heap|gc|allocs?|port|pid|tid|ppid|threads?|workers?|shard|ids?|uid|uuid|hash|seq|sequence|index|idx|line|lineno"
     r"|offset|version|retr\w+|attempts?|tries|errors?|fail\w*|warn\w*|status|code|hits?|miss\w*|faults?|cost|price"

@@ -46,7 +46,8 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"\A[\x00-\xff]{1,3}\xff\x81\x03\x01\x01\x06Result\x01",
      "results of vegeta in Go's own encoding; vegeta encode --to json FILE gives what can be read"),
     (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
-    (rb"\ARunning \S+ test @ |^Summary:\s+(Total|Success rate):|^Requests +\[total|^This is ApacheBench|^Bombarding ",
+    (rb"\ARunning \S+ test @ |^Summary:\s+(Total|Success rate):|^Requests +\[total|^This is ApacheBench|^Bombarding |"
+     rb"^ *Value +Percentile +TotalCount",
      f"a summary of a load test, without single requests; {mapped_log.PER_REQUEST}"),
     (rb"^slot +print_timing|prompt eval time = ", "llama.cpp's log, in which no line has a time and a latency; "
      "--pattern 'total time = +(?P<latency_ms>[0-9.]+) ms' reads latencies alone; " + _SERVER_SIDE),

@@ -49,8 +49,8 @@ from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import poisson_at_least
 
-#: A column is a part of the latency if it fits into so many, which grow by as much, give or take this share.
-_WITHIN, _AS_MUCH = 0.995, 0.1
+#: A column is a part of the latency if it fits into so many, but for rounding, which grow by as much, or nearly.
+_WITHIN, _ROUNDED, _AS_MUCH = 0.995, 1.01, 0.1
 #: Requests that models are fitted to, and by which their terms are selected; routes with a column of their own; the
 #: most features that are used without selection.
 _SAMPLE, _SELECTED, _ROUTES, _FEW = 100_000, 4_000, 24, 3
@@ -234,7 +234,7 @@ class _Ledger:
             grows = fit_work_model(design, sample.time_ns, sample.time_ns > 0).coefficients.mean(axis=0)
             grows_by = float(grows[-1])
             for unit in ("ns", "us", "ms", "s"):
-                within = values[name] * UNITS_NS[unit] <= self.latency[sample.rows]
+                within = values[name] * UNITS_NS[unit] <= _ROUNDED * self.latency[sample.rows]
                 if abs(grows_by / UNITS_NS[unit] - 1) <= _AS_MUCH and np.mean(within) >= _WITHIN:
                     found.append(name)
                     self.notes.append(

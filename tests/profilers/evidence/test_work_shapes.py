@@ -29,7 +29,7 @@ SHAPES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "limit": lambda side, _: 50 + np.minimum(side, 300),
     "tiles": lambda side, _: 60 + 128 * np.ceil(side / 128),
     "powers": lambda side, _: 60 + np.exp2(np.ceil(np.log2(side))),
-    "step": lambda side, _: 100 + 600.0 * (side > 333),
+    "step": lambda side, _: np.where(side > 333, 700.0, 100.0),
 }
 
 

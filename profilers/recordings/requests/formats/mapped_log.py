@@ -81,7 +81,7 @@ _AT = r"(_?(at|times?|ts|time_?stamps?))?"
 _ARRIVAL = re.compile(
     r"(@?time_?stamps?|ts|time|date(time)?|asctime|"
     rf"((t|ts|time)_)?(arrivals?|arrived|start(ed)?|begin|request_start|receiv(ed)?|submit(ted)?|creat(ed)?|enqueued?){_AT}|"
-    r"req(uest)?_?(date_?)?time(_?(stamp|epoch))?)(_UTC)?",
+    r"req(uest)?_?(date_?)?(time(_?(stamp|epoch))?|ts))(_UTC)?",
     re.I,
 )
 #: Moments before a wait for service, and those after it.
@@ -94,14 +94,16 @@ _BEGUN = re.compile(rf"((t|ts|time)_)?(start(ed)?|begin|began|dispatch(ed)?){_AT
 _WRITTEN = re.compile(r"@?time_?stamps?|ts|time|date(time)?|asctime", re.I)
 _LEVELS = {"trace", "debug", "info", "notice", "warn", "warning"}
 _LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
-_END = re.compile(rf"((t|ts|time)_)?(end(ed)?|finish(ed)?|completed?|done){_AT}|msec|time_(iso8601|local)", re.I)
+_END = re.compile(
+    rf"((t|ts|time)_)?(end(ed)?|finish(ed)?|completed?|done|succeeded){_AT}|msec|time_(iso8601|local)", re.I
+)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
 _FIRST = re.compile(
     r"ttft|time_to_first_(token|byte|chunk)|(completion_start|first_token)(_?(time|at|timestamp))?", re.I
 )
 #: Of a latency, too, if no column has a usual one.
 _WHOLE = re.compile(
-    r"total(_?time)?|took|time_?taken|((process|handl|serv)(ing)?|generation|inference|execution|exec|run|wall|"
+    r"total(_?time)?|took|lat|time_?taken|((process|handl|serv)(ing)?|generation|inference|execution|exec|run|wall|"
     r"round_?trip)_?time|end_?to_?end(_?latency)?",
     re.I,
 )
@@ -256,8 +258,10 @@ def knows(head: bytes) -> bool:
         return _LIST_WITHIN.search(head) is not None or _COLUMN_WITHIN.search(head) is not None
     names, values = _first_rows(head)
     named = [name for name in map(str.strip, names) if name]  # an index column has no name
+    has_latency = any(_LATENCY.fullmatch(bare(name)) and _unit(name) is not None for name in named)
+    blanks = len(named) > 1 and _delimiter(_header_line(head.decode("utf-8", "replace"))[1]) == " "
     return (
-        (len(named) > 1 or any(_LATENCY.fullmatch(bare(name)) and _unit(name) is not None for name in named))
+        (has_latency if blanks else len(named) > 1 or has_latency)
         and len(values) in (0, len(names))
         and all(map(_IN_NAMES.match, named))
     )
@@ -448,12 +452,16 @@ def _header(path: Path) -> tuple[bool, dict[str, Any]]:
 def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
     text = head.decode("utf-8", "replace").replace("\x00", "\ufffd")
     before, header = _header_line(text)
-    names = next(plain_csv.reader([header], delimiter=_delimiter(header)), [])
+    names = next(plain_csv.reader(io.StringIO(header, newline=""), delimiter=_delimiter(header)), [])
     rest = "".join(text.splitlines(keepends=True)[before:])
     rows = plain_csv.reader(io.StringIO(rest, newline=""), delimiter=_delimiter(header))
     first = list(islice(rows, _FIRST_ROWS))
     # The first rows may lack fields, or have too many.
     return names, next((row for row in first if len(row) == len(names)), first[0] if first else [])
+
+
+def _cells(line: str) -> int:
+    return line.count(_delimiter(line))
 
 
 def _header_line(text: str) -> tuple[int, str]:
@@ -464,7 +472,7 @@ def _header_line(text: str) -> tuple[int, str]:
     comment = ""
     for count, line in enumerate(text.split("\n"), 1):
         if not line.startswith(("#", "sep=")):
-            named = comment.startswith("#") and line[:1].isdigit() and len(line.split(",")) == len(comment.split(","))
+            named = comment.startswith("#") and line[:1].isdigit() and _cells(line) == _cells(comment.strip("# \r"))
             return (count - 1, comment.strip("# \r")) if named else (count, line.rstrip("\r"))
         comment = line
     return 1, ""
@@ -513,7 +521,8 @@ def _has_times(record: Mapping[str, Any]) -> bool:
 
 
 def _delimiter(line: str) -> str:
-    return max(",;\t|", key=line.count)
+    most = max(",;\t|", key=line.count)
+    return most if most in line else " "
 
 
 def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:

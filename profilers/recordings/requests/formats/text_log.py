@@ -3,9 +3,9 @@
 The groups are columns of :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
 ``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS load balancers, gin (Ollama),
 TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6, Gatling's
-``simulation.log``, Traefik's common format, Squid's, uWSGI's, the W3C's extended format (IIS, CloudFront), and lines
-of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern`` reads any other format. Lines that do not match are
-skipped and counted.
+``simulation.log``, Traefik's common format, Squid's, S3's, uWSGI's, the W3C's extended format (IIS, CloudFront), and
+lines of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern`` reads any other format. Lines that do not match
+are skipped and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from latfix.traffic.derived_features import parse_map_option
 
 NAME = (
     "a text log of HAProxy, AWS, gin or Ollama, TorchServe, Ray Serve, BentoML, TGI, k6, Gatling, Traefik, Squid, "
-    "uWSGI, IIS or CloudFront, key=value lines, or any other (--pattern REGEX)"
+    "S3, uWSGI, IIS or CloudFront, key=value lines, or any other (--pattern REGEX)"
 )
 _CHUNK_BYTES = 1 << 24
 #: Characters of a line by which its format is recognized.
@@ -130,6 +130,13 @@ _FORMATS: tuple[_Format, ...] = (
         "Squid",
         r"^(?P<end>\d{9,10}\.\d{3}) +(?P<latency_ms>\d+) \S+ [A-Z_]+/(?P<status>\d{3}) (?P<response_bytes>\d+) "
         r"(?P<route>[A-Z]+ \S+) ",
+    ),
+    # When the request was received.
+    _Format(
+        "S3",
+        r'\[(?P<arrival>[^\]]+)\] \S+ \S+ \S+ (?P<operation>(?:REST|SOAP|BATCH)\.\S+) \S+ "[^"]*" '
+        r"(?P<status>\d{3}) \S+ (?P<response_bytes>\d+|-) \S+ (?P<latency_ms>\d+) ",
+        {"route": "operation"},
     ),
     # The time at which the request began, to the second.
     _Format(

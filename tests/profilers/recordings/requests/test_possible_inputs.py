@@ -100,6 +100,17 @@ def test_a_time_within_the_latency_is_no_input(tmp_path: Path) -> None:
     assert evidence["input.size"].startswith("service follows side² (")
 
 
+def test_the_service_itself_is_no_input(tmp_path: Path) -> None:
+    """It is as long as the latency of those that did not wait, but for rounding."""
+    table = simulated("big", 27, servers=2, load=0.5)
+    queue = infer_queue(table.arrival_ns, table.latency_ns, 1)
+    assert queue is not None
+    spent = np.round((table.latency_ns - queue.wait_ns) / 1e6, 1)
+    result = diagnosed(tmp_path, table, {"spent": spent, "side": sizes(table)})
+    assert any("spent is probably a part of the latency in ms" in note for note in result.notes)
+    assert any("used as inputs" in note and ": side." in note for note in result.notes)
+
+
 def test_without_times_of_arrival_what_repeats_itself_is_no_input() -> None:
     table = replace(simulated("quiet", 23, load=0.8), timed=False)
     waiting = (in_flight(table.arrival_ns, table.latency_ns) > 0).astype(np.float64)
@@ -123,7 +134,17 @@ def test_text_that_looks_like_numbers_at_times_is_no_input() -> None:
 
 
 def test_names_of_times_states_and_outcomes() -> None:
-    for name in ("queue_length", "cpu", "worker_id", "retries", "inflight", "heap_size", "error_count", "timeout"):
+    for name in (
+        "queue_length",
+        "cpu",
+        "worker_id",
+        "retries",
+        "inflight",
+        "heap_size",
+        "error_count",
+        "timeout",
+        "runtime",
+    ):
         assert says_no_input(name)
     for name in ("side", "n_atoms", "rows", "audio", "prompt_len_bucket", "batch_size", "batch", "lines", "beams"):
         assert not says_no_input(name)

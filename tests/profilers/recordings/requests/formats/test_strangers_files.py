@@ -201,6 +201,9 @@ OTHER_WRITERS = {
                                                            "status": [200, 500]}}, indent=1),
     "akamai": "".join(json.dumps({"reqTimeSec": f"1763800000.{2 + 5 * k}", "turnaroundLatencyMSec": "250",
                                   "statusCode": 200 + 300 * k}) + "\n" for k in range(2)),
+    "celery": "".join(json.dumps({"received": 1763800000 + k / 2, "started": 1763800000.05 + k / 2, "runtime": 0.2,
+                                  "succeeded": 1763800000.25 + k / 2, "status": 200 + 300 * k}) + "\n"
+                      for k in range(2)),
     "model server": "created_at,inference_time_ms,status\n" + "".join(
         f"2026-01-02T03:04:05.{2 + 5 * k},250,{200 + 300 * k}\n" for k in range(2)),
     "go": json.dumps([{"time": f"2026-01-02 03:04:05,{1 + 5 * k}00", "latency": "250ms", "status": 200 + 300 * k}
@@ -248,6 +251,13 @@ def test_comments_before_a_table(tmp_path: Path, before: str) -> None:
     assert table.notes[0].startswith(f"1 line was left out, the first in line {before.count(chr(10)) + 3}:")
 
 
+def test_a_table_of_numpy_with_blanks(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "# req_ts latency_ms side\n5.0e-01 2.5e+02 1.0e+00\n1.5e+00 9.0e+02 2.0e+00\n")
+    assert table.latency_ns.tolist() == [250 * MS, 900 * MS] and table.arrival_ns.tolist() == [0, S]
+    with pytest.raises(InputError, match="unknown format"):
+        diagnose_recording(written(tmp_path, "server is up now\nGET took 5 ms\n"), ReadOptions())
+
+
 def test_times_of_day_are_times(tmp_path: Path) -> None:
     table = table_of(tmp_path, "time,latency_ms\n09:59:59.500,12\n10:00:01.25,13\n")
     assert table.arrival_ns.tolist() == [0, 1750 * MS]
@@ -259,9 +269,10 @@ def test_times_of_day_are_times(tmp_path: Path) -> None:
     [
         ("1763800000.5,12\n1763800001.5,13\n", "without a header"),
         (json.dumps({"data": {"resultType": "streams", "result": []}}), "Loki has wrapped"),
+        ("       Value     Percentile TotalCount 1/(1-Percentile)\n\n 1.021 0.0 1 1.00\n", "summary of a load test"),
         ("Date,@duration,@http.status\n1,2,3\n", "--map latency_ms=@duration"),
     ],
-    ids=["numbers", "Loki", "Datadog"],
+    ids=["numbers", "Loki", "hgrm", "Datadog"],
 )
 def test_what_to_do_with_what_is_no_table_yet(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):

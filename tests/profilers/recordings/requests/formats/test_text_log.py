@@ -112,13 +112,19 @@ bytes in 50 msecs (HTTP/1.1 200) 4 headers in 100 bytes (1 switches on core 0)
 [pid: 7|app: 0|req: 2/2] 10.0.0.1 () {40 vars in 500 bytes} [Fri Nov 20 10:00:01 2026] POST /predict => generated 0 \
 bytes in 200 msecs (HTTP/1.1 504) 4 headers in 100 bytes (1 switches on core 0)
 """
+S3 = """\
+79a bucket [20/Nov/2026:10:00:00 +0000] 10.0.0.1 - REQ1 REST.GET.OBJECT k "GET /k?x HTTP/1.1" 200 - 312 312 50 45 \
+"-" "aws" - host SigV4 ECDHE AuthHeader b.s3 TLSv1.2 - -
+79a bucket [20/Nov/2026:10:00:01 +0000] 10.0.0.1 - REQ2 REST.GET.OBJECT k "GET /k?x HTTP/1.1" 504 E - 312 200 - \
+"-" "aws" - host SigV4 ECDHE AuthHeader b.s3 TLSv1.2 - -
+"""
 #: Its lines have the time of arrival.
 CLASSIC = ALB.replace("h2 ", "").replace("app/x/50d", "my-elb").replace("0.25", "0.20").replace("1.50", "1.30")
 LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
         "Gatling": GATLING, "Gatling 3.3": GATLING.replace("REQUEST\t", "REQUEST\t7\t"), "Traefik": TRAEFIK,
-        "Squid": SQUID, "uWSGI": UWSGI,
+        "Squid": SQUID, "uWSGI": UWSGI, "S3": S3,
         "IIS": IIS, "CloudFront": CLOUDFRONT, "vegeta": VEGETA.rpartition("1795168802")[0]}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
@@ -130,7 +136,7 @@ def test_each_format_gives_the_same_requests(tmp_path: Path, writer: str) -> Non
     table = table_of(tmp_path, LOGS[writer])
     assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
     assert table.status.tolist() == [Status.OK, ENDED.get(writer, Status.TIMEOUT)]
-    if writer in ("Traefik", "uWSGI"):  # times to the second, at which requests arrived
+    if writer in ("Traefik", "uWSGI", "S3"):  # times to the second, at which requests arrived
         assert np.diff(table.arrival_ns).tolist() == [1_000_000_000]
         return
     apart = 1_000_000_000 + (-150 if writer in TO_THE_SECOND else 250 - 150) * 1_000_000
