@@ -57,6 +57,35 @@ def test_what_is_linear_stays_linear() -> None:
         assert earned_terms(inputs, {}, given, of_requests(time.astype(np.int64), N)) == given
 
 
+def test_terms_that_later_ones_replace_are_left_out() -> None:
+    inputs, chance = drawn(6)
+    time = (
+        1e5 * np.array([100.0, 300, 500, 900, 2000])[np.searchsorted([150, 250, 400, 800], inputs["side"])] * chance
+    )
+    terms = earned_terms(inputs, {}, (), of_requests(time.astype(np.int64), N))
+    assert {term.form for term in terms} == {"above"} and len(terms) == 4
+
+
+def test_the_simplest_of_forms_that_predict_as_well_is_taken() -> None:
+    inputs, chance = drawn(7)
+    almost_constant = np.random.default_rng(7).integers(1000, 1007, N).astype(float)
+    time = 1e5 * inputs["side"] * chance
+    terms = earned_terms({"a": almost_constant, **inputs}, {}, (), of_requests(time.astype(np.int64), N))
+    assert terms == (Term(("side",)),)
+
+
+def test_faults_that_come_together_earn_no_term() -> None:
+    """A third of the log is slow, in three stretches; forty logs."""
+    found, n = 0, 400
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        columns = {f"c{k}": np.rint(rng.lognormal(3, 1, n)) for k in range(8)}
+        slow = np.arange(n) % 133 < 45
+        time = 1e7 * rng.lognormal(0, 0.05, n) * np.where(slow, rng.uniform(2, 20, n), 1)
+        found += bool(earned_terms(columns, {}, (), of_requests(time.astype(np.int64), n)))
+    assert found <= 1
+
+
 @pytest.mark.parametrize("n", [60, 300, 2000])
 def test_columns_of_chance_are_no_input(n: int) -> None:
     """Eight columns in forty logs; one slow request in fifty."""

@@ -44,6 +44,7 @@ def outcomes(table: RequestTable, seed: int) -> dict[str, Floats]:
         "part": np.arange(n) % 997.0,
         "clock": 1.7e9 + at // 10**9,
         "gauge": np.round(memory - memory.min(), 2),
+        "warmer": np.round(np.linspace(0, 3, n) + rng.normal(0, 1, n) + 9, 2),
         "stood": (np.zeros(n) if queue is None else queue.wait_ns) / 1e6,
     }
 
@@ -117,9 +118,20 @@ def test_without_times_of_arrival_what_repeats_itself_is_no_input() -> None:
     assert set(possible_inputs(table, {"waiting": waiting, "side": sizes(table)}, {})[0]) == {"side"}
 
 
+def test_how_many_came_meanwhile_is_no_input() -> None:
+    """Though it does not depend on how many were there before."""
+    rng, n = np.random.default_rng(28), 3000
+    arrival = np.cumsum(rng.exponential(1e8, n)).astype(np.int64)
+    latency = rng.lognormal(17, 0.8, n).astype(np.int64)
+    came = np.searchsorted(arrival, arrival + latency) - np.arange(n) - 1.0
+    table = RequestTable(arrival_ns=arrival, latency_ns=latency, status=np.zeros(n, np.int8))
+    assert np.ptp(came) > 1 and not possible_inputs(table, {"came": came}, {})[0]
+
+
 def test_seconds_of_audio_are_an_input_if_they_exceed_the_latency() -> None:
     table = simulated("quiet", 24)
-    columns = {"audio_seconds": sizes(table) / 100, "db_seconds": table.latency_ns / 3e9}
+    database = np.random.default_rng(24).lognormal(-7, 0.3, len(table))
+    columns = {"audio_seconds": sizes(table) / 100, "db_seconds": database}
     units = {"audio_seconds": 10**9, "db_seconds": 10**9}
     assert set(possible_inputs(table, columns, units)[0]) == {"audio_seconds"}
 
