@@ -230,6 +230,7 @@ def test_a_begin_after_the_arrival_is_the_end_of_a_wait(tmp_path: Path, names: s
 def test_a_job_that_only_starts_and_ends_has_no_measured_wait(tmp_path: Path) -> None:
     table = table_of(tmp_path, "start_time,end_time\n2.0,3.0\n4.0,5.0\n")
     assert table.latency_ns.tolist() == [S, S] and not table.parts
+    assert not table_of(tmp_path, "timestamp,start,latency_ms\n2.0,2.5,900\n4.0,4.5,900\n").parts
 
 
 def test_a_list_of_begins_and_ends_and_a_first_token_since_1970(tmp_path: Path) -> None:
