@@ -1038,17 +1038,14 @@ def _may_be_end(roles: Sequence[Role]) -> bool:
 
 
 def _shows_ends(roles: Sequence[Role], moments: Ints, latency: Ints) -> bool:
-    """True if times whose name does not say so are those of ends: they show a queue as ends, and none as arrivals."""
-    if not _may_be_end(roles):
-        return False
+    """True if times whose name does not say so are those of ends: as such, they show a queue."""
     known = np.flatnonzero(latency >= 0)[:_COMPARED]
-    unit = max(resolution_ns(moments), resolution_ns(latency[known]))
-
-    def queued(arrival: Ints) -> bool:
-        order = np.argsort(arrival, kind="stable")
-        return infer_queue(arrival[order], latency[known][order], unit) is not None
-
-    return len(known) > 0 and not queued(moments[known]) and queued(moments[known] - latency[known])
+    if not _may_be_end(roles) or not len(known):
+        return False
+    arrival, took = moments[known] - latency[known], latency[known]
+    order = np.argsort(arrival, kind="stable")
+    unit = max(resolution_ns(moments), resolution_ns(took))
+    return infer_queue(arrival[order], took[order], unit) is not None
 
 
 def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints, ends: bool) -> Iterator[str]:
@@ -1069,8 +1066,8 @@ def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints, ends: bool) ->
         )
     if ends and role.name == "arrival":
         yield (
-            f"{name} is read as the time at which a request ended: so it shows a queue, and as that of arrival none. "
-            f"If it is the arrival, use --map arrival={name}."
+            f"{name} is read as the time at which a request ended, since it shows a queue so. If it is the arrival, use "
+            f"--map arrival={name}."
         )
     elif _may_be_end(roles):
         in_order = np.diff(moments)
