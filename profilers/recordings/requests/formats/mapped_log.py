@@ -1066,8 +1066,8 @@ def _guessed(roles: Sequence[Role], moments: Ints, latency: Ints, ends: bool) ->
         )
     if ends and role.name == "arrival":
         yield (
-            f"{name} is read as the time at which a request ended, since it shows a queue so. If it is the arrival, use "
-            f"--map arrival={name}."
+            f"{name} is read as the time at which a request ended, since it shows a queue so. If it is the arrival, "
+            f"use --map arrival={name}."
         )
     elif _may_be_end(roles):
         in_order = np.diff(moments)
