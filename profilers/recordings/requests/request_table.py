@@ -14,7 +14,7 @@ import numpy.typing as npt
 from latfix.arrays import Bools, Floats, Ints
 from latfix.errors import InputError
 from latfix.formatting import finite, shown
-from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS, column_name
 from latfix.stages import Status
 from latfix.traffic.parsed_fields import RECORDED, REQUEST_FIELDS
 from latfix.traffic.schedule import Traffic
@@ -139,6 +139,8 @@ class RequestTable:
     def traffic(self, source: str) -> Traffic:
         """All requests as traffic to replay, with features, route, and the recorded latency of those that ended ok.
 
+        Possible inputs are features too, unless their names are taken.
+
         :param source: the file's name, for the metadata.
         :raises InputError: a feature has the name of a standard request field.
         """
@@ -148,6 +150,9 @@ class RequestTable:
                 f"--feature: found the name {taken!r}, which is a standard request field; expected another name"
             )
         features: dict[str, npt.NDArray[Any]] = {name: _whole(column) for name, column in self.features.items()}
+        for name, column in self.possible.items():
+            if (last := column_name(name.rpartition(".")[2])) not in {*REQUEST_FIELDS, *features, RECORDED, "route"}:
+                features[last] = _whole(np.where(np.isfinite(column), column, np.nan))
         if self.route is not None:
             features["route"] = np.array(self.routes, dtype=object)[self.route]
         features[RECORDED] = np.where(self.ok, self.latency_ns / 1e6, np.nan)

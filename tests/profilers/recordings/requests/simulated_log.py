@@ -74,6 +74,7 @@ def batched(
     slow: float = 0.0,
     late: float = 0.0,
     resolution_ns: int = 1_000,
+    squares: bool = False,
     n: int = 4000,
 ) -> RequestTable:
     """A service that computes batches in 10 ms and 1 ms a request.
@@ -84,10 +85,13 @@ def batched(
     :param stalls: moments at which the batch in computation stops for 40 ms.
     :param slow: share of requests that need 40 ms more.
     :param late: share of answers that are sent 1.5 ms late.
+    :param squares: each request also needs 1 ms times the square of its ``side``.
     """
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential((10e6 / limit + 1e6) / workers / load, n))
     moments, extra = rng.uniform(0, arrival[-1], stalls), 40e6 * (rng.random(n) < slow)
+    side = np.round(rng.lognormal(-0.5, 0.5, n), 3) if squares else np.zeros(n)
+    extra = extra + 1e6 * side**2
     free, ended, first = [0.0] * workers, np.zeros(n), 0
     while first < n:
         idle, came = heapq.heappop(free), float(arrival[first])
@@ -103,4 +107,8 @@ def batched(
         first = last
     ended += 1.5e6 * (rng.random(n) < late)
     at, out = (((times - arrival[0]) // resolution_ns).astype(np.int64) * resolution_ns for times in (arrival, ended))
-    return RequestTable(arrival_ns=at, latency_ns=out - at, status=np.zeros(n, np.int8), resolution_ns=resolution_ns)
+    features = {"side": side} if squares else {}
+    status = np.zeros(n, np.int8)
+    return RequestTable(
+        arrival_ns=at, latency_ns=out - at, status=status, resolution_ns=resolution_ns, features=features
+    )

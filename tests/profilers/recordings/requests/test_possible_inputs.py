@@ -112,6 +112,16 @@ def test_the_service_itself_is_no_input(tmp_path: Path) -> None:
     assert any("used as inputs" in note and ": side." in note for note in result.notes)
 
 
+def test_imported_traffic_has_the_possible_inputs() -> None:
+    table = simulated("quiet", 29)
+    side = sizes(table).copy()
+    side[7] = np.inf
+    possible = {"input.side": side, "input.size": side, "session": side}
+    features = replace(table, possible=possible).traffic("log").features
+    assert set(features) == {"size", "side", "recorded_latency_ms"}
+    assert np.isnan(features["side"][7]) and features["side"][8] == sizes(table)[8]
+
+
 def test_without_times_of_arrival_what_repeats_itself_is_no_input() -> None:
     table = replace(simulated("quiet", 23, load=0.8), timed=False)
     waiting = (in_flight(table.arrival_ns, table.latency_ns) > 0).astype(np.float64)

@@ -98,3 +98,11 @@ def test_batches_that_share_a_millisecond_are_no_copies() -> None:
     table = batched("arrival", resolution_ns=1_000_000)
     notes = diagnose_table(table, Path("log"), ReadOptions()).notes
     assert not any("repeat another" in note for note in notes)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_squares_of_inputs_are_the_work_of_a_batch(seed: int) -> None:
+    """With a line instead, the largest are stalls, or unexplained."""
+    causes = causes_of(batched("arrival", seed, squares=True, load=0.4))
+    assert "side²" in causes["input.size"].evidence
+    assert "stall.shared" not in causes and abs(causes["unexplained"].tail_share) < 0.1
