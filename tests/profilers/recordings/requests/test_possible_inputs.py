@@ -106,7 +106,7 @@ def test_the_service_itself_is_no_input(tmp_path: Path) -> None:
     table = simulated("big", 27, servers=2, load=0.5)
     queue = infer_queue(table.arrival_ns, table.latency_ns, 1)
     assert queue is not None
-    spent = np.round((table.latency_ns - queue.wait_ns) / 1e6, 1)
+    spent: Floats = np.rint((table.latency_ns - queue.wait_ns) / 1e5).astype(np.float64) / 10
     result = diagnosed(tmp_path, table, {"spent": spent, "side": sizes(table)})
     assert any("spent is probably a part of the latency in ms" in note for note in result.notes)
     assert any("used as inputs" in note and ": side." in note for note in result.notes)
