@@ -133,7 +133,7 @@ def test_how_many_came_meanwhile_is_no_input() -> None:
     rng, n = np.random.default_rng(28), 3000
     arrival = np.cumsum(rng.exponential(1e8, n)).astype(np.int64)
     latency = rng.lognormal(17, 0.8, n).astype(np.int64)
-    came = np.searchsorted(arrival, arrival + latency) - np.arange(n) - 1.0
+    came = (np.searchsorted(arrival, arrival + latency) - np.arange(n) - 1).astype(np.float64)
     table = RequestTable(arrival_ns=arrival, latency_ns=latency, status=np.zeros(n, np.int8))
     assert np.ptp(came) > 1 and not possible_inputs(table, {"came": came}, {})[0]
 
