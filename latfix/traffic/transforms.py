@@ -71,6 +71,8 @@ def slice_time(traffic: Traffic, start_s: float = 0.0, end_s: float | None = Non
     if end_s is not None and math.isinf(end_s):
         raise InputError(f"slice: found an end at {end_s:g} s; expected a finite number; leave it out for no end")
     start_ns = _to_ns(start_s)
+    if end_s is not None:  # no traffic is longer, and a record holds no number beyond 2^63
+        end_s = min(end_s, MAX_SECONDS)
     first = int(np.searchsorted(traffic.arrival_ns, start_ns, side="left"))
     last = len(traffic) if end_s is None else int(np.searchsorted(traffic.arrival_ns, _to_ns(end), side="left"))
     if first >= last:

@@ -55,6 +55,8 @@ def test_a_slice_is_half_open_and_counts_from_its_start() -> None:
     assert cut.features["x"].tolist() == [1, 2]
     assert cut.payloads == [1, 2]
     assert seconds_of(transform.slice_time(traffic_at(0, 1, 2, 3), 2.5)) == [0.5]
+    whole = transform.slice_time(traffic_at(0, 1), 0, 9.3e18)
+    assert len(whole) == 2 and whole.metadata["transforms"][-1]["end_s"] < 2**63
 
 
 def test_a_limit_takes_the_first() -> None:
