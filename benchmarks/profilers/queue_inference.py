@@ -43,8 +43,8 @@ SERVICES: dict[str, Callable[[np.random.Generator], Floats]] = {
     "25 % five times as long": lambda rng: np.where(rng.random(_N) < 0.25, 0.03, 0.0055) * rng.uniform(0.9, 1.1, _N),
 }
 _CORES, _RIGHT = (1, 2, 4, 8), 1.25
-#: Loads of services whose requests share cores.
-SHARED_LOADS = {"0.5": 0.5, "0.8": 0.8, "0.4 and a burst": 0.4}
+#: Loads of services whose requests share cores; with drift at the end, when each needs twice as much as at first.
+SHARED_LOADS = {"0.5": 0.5, "0.8": 0.8, "0.4 and a burst": 0.4, "0.8, drift": 0.8, "0.6, 1.1 for a third": 0.6}
 #: Loads; with a burst, a tenth of the requests come within 100 ms; of an excerpt, only the second half is seen.
 LOADS = {"0.7 and a burst": 0.7, "0.85": 0.85, "0.95": 0.95, "1.05": 1.05, "1.2, an excerpt": 1.2}
 
@@ -121,7 +121,12 @@ def shared_log(service: str, load: str, cores: int, seed: int) -> Log:
     """Arrivals and latencies of requests that share cores evenly, nanoseconds."""
     rng = np.random.default_rng(seed)
     need = SERVICES[service](rng)
-    arrival = np.cumsum(rng.exponential(float(need.mean()) / cores / SHARED_LOADS[load], _N))
+    gaps = rng.exponential(float(need.mean()) / cores / SHARED_LOADS[load], _N)
+    if "third" in load:
+        gaps[_N // 3 : 2 * _N // 3] *= SHARED_LOADS[load] / 1.1
+    if "drift" in load:
+        need *= np.linspace(0.5, 1, _N)
+    arrival = np.cumsum(gaps)
     if "burst" in load:
         arrival[: _N // 20] = arrival[_N // 2] + rng.uniform(0, 0.1, _N // 20)
         arrival = np.sort(arrival)

@@ -6,7 +6,8 @@ neither on how many others it met nor on when they arrived. The number of cores 
 the time beyond is a wait for the others. If it holds for none, requests do not share cores.
 
 Latency that rises by itself also adds requests in flight. Arrivals tell them apart: only a service that is shared
-becomes slower after many of them.
+becomes slower after many of them. And what requests need may change over time (drift), so those are compared that came
+in the same stretch of the log.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Bools, Floats, Ints, ranks
+from latfix.arrays import Floats, Ints, ranks
 from latfix.queueing.closed_loop import in_flight
 from latfix.queueing.queue_inference import quantiles_apart
 
@@ -26,10 +27,12 @@ _SAMPLE, _LEAST = 60_000, 100
 #: A correlation is certain from so many standard errors. Latency and arrivals may both wander: their correlation must
 #: also be this many times as large as the same arrivals at other times give, at least this share of the log away.
 _SURE, _AWAY = 3.5, 0.05
+#: Stretches of a log. Least share of requests that found a free core: in a lasting overload any number fits.
+_STRETCHES, _FREE = 6, 0.05
 #: Least share of the latency that is a wait, and coarsest resolution as a share of the median latency.
 _WORTH, _FINE = 0.05, 0.5
 #: Largest factor between what requests received that met few and many others, beyond what chance produces.
-_ALIKE = 1.15
+_ALIKE = 1.1
 #: Halvings of the interval of the number of cores.
 _HALVINGS = 12
 
@@ -105,25 +108,28 @@ def _cores(arrival: Ints, latency: Ints) -> float | None:
         low, high = (low, middle) if _related(received(math.exp(middle)), met) > 0 else (middle, high)
     cores = math.exp((low + high) / 2)
     own = received(cores)
-    if own.sum() > (1 - _WORTH) * latency.sum():
+    if own.sum() > (1 - _WORTH) * latency.sum() or np.mean(met < cores) < _FREE or _related(own, met) > _SURE:
         return None
     expected = equal_work_waits(arrival.astype(np.float64), float(own.mean()), cores)
     if not _stands_out(latency, expected) or abs(_related(own, expected)) > _SURE:
         return None
+    # Needs as a share of the usual in their stretch differ as much while the service is crowded as otherwise.
+    needs = [part / max(float(np.median(part)), 1.0) for part in np.array_split(own, _STRETCHES)]
+    same = _alike(own / max(float(np.median(own)), 1.0), _scaled(met)) and _alike(np.concatenate(needs), met)
+    return cores if same else None
+
+
+def _alike(own: Floats, met: Ints | Floats) -> bool:
+    """True if values are distributed alike among those that met few others and many."""
+    least = np.maximum(own, 1e-3)
     few, many = met <= np.quantile(met, 1 / 3), met >= np.quantile(met, 2 / 3)
-    return cores if _alike(own, few, many) else None
-
-
-def _alike(own: Floats, few: Bools, many: Bools) -> bool:
-    typical = max(float(np.median(own)), 1.0)
-    least = np.maximum(own / typical, 1e-3)
     return quantiles_apart(least[few], least[many], 0.0, limit=_ALIKE)[1] <= 0
 
 
 def _scaled(values: Ints | Floats) -> Floats:
-    """Ranks with mean 0 and variance 1; zeros if all are equal."""
-    place = ranks(values)
-    return np.asarray((place - place.mean()) / max(float(place.std()), 1e-9))
+    """Ranks less their mean in each stretch, with variance 1; zeros if all are equal."""
+    beyond = np.concatenate([part - part.mean() for part in np.array_split(ranks(values), _STRETCHES)])
+    return np.asarray(beyond / max(float(beyond.std()), 1e-9))
 
 
 def _related(one: Ints | Floats, other: Ints | Floats) -> float:

@@ -17,7 +17,7 @@ from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
 
 @pytest.mark.parametrize("cores", [1, 2, 4])
 @pytest.mark.parametrize("service", ["exponential", "lognormal, 0.5", "25 % five times as long"])
-@pytest.mark.parametrize("load", ["0.8", "0.4 and a burst"])
+@pytest.mark.parametrize("load", ["0.8", "0.4 and a burst", "0.8, drift", "0.6, 1.1 for a third"])
 def test_cores_that_requests_share_are_found(service: str, load: str, cores: int) -> None:
     assert outcome_of_sharing(service, load, cores, seed=40) == "right"
 
