@@ -345,9 +345,10 @@ def _invisible(evidence: Evidence) -> list[str]:
             source = "its process's counters" if evidence.shared.watched else "how requests slow each other down"
             told = f"waits for the work of other requests are inferred from {source}"
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
-    if parts := delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok):
+    for stage, late in delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok).items():
+        part = {"compute": "to the first byte", "finish": "between the first byte and the last"}[stage]
         notes.append(
-            f"The time {parts} of the answers is 40 to 45 ms and hardly ever slightly less: typical of a message "
+            f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly ever slightly less: typical of a message "
             "that is written in two pieces without TCP_NODELAY, whose acknowledgment is delayed."
         )
     return notes

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.formatting import percent
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
 from latfix.queueing.batch_inference import Rule
@@ -87,32 +86,34 @@ def process_of(record: RunRecord, serving: Serving | None) -> ServiceProcess:
     return ServiceProcess(record.samples, begun[chosen], end[chosen])
 
 
-def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> str:
-    """The part of answers in which a kernel seems to have delayed an acknowledgment.
+def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> dict[str, Bools]:
+    """The answers in which a kernel seems to have delayed an acknowledgment.
 
     A message written in two pieces without TCP_NODELAY sends the second piece only after the first was acknowledged
     (RFC 896), which Linux delays by 40 ms. Such waits start sharply there; waits for work do not.
 
     :param rows: as from :func:`as_served`; ``ok`` those that count.
-    :returns: the part as text, or an empty string.
+    :returns: ``(n,)`` those that waited so by the stage in which they did: ``compute`` until the first byte,
+        ``finish`` after it. There, a service that does not stream has nothing to wait for, so some are enough.
     """
     at, end = presence(rows)
     first = end - rows["finish_ns"]
-    parts = {"to the first byte of": (at, first), "between the first byte and the last of": (first, end)}
-    for words, (begun, ended) in parts.items():
+    whole, found = ok & (rows["chunks"] <= 1), {}
+    parts = {"compute": (at, first, ok), "finish": (first, end, whole & (end - first >= _DELAYED_ACK_NS))}
+    for stage, (begun, ended, among) in parts.items():
         took = ended - begun
-        late = ok & (took >= _DELAYED_ACK_NS) & (took < _DELAYED_ACK_NS + _DELAYED_ACK_TICK_NS)
+        late = among & (took >= _DELAYED_ACK_NS) & (took < _DELAYED_ACK_NS + _DELAYED_ACK_TICK_NS)
         just_below = np.count_nonzero(
             ok & (took < _DELAYED_ACK_NS) & (took >= _DELAYED_ACK_NS - _DELAYED_ACK_TICK_NS)
         )
         many = np.count_nonzero(late)
-        if many < max(_LEAST, _MOST_ANSWERS * np.count_nonzero(ok)) or just_below > _SHARP * many:
+        if many < max(_LEAST, _MOST_ANSWERS * np.count_nonzero(among)) or just_below > _SHARP * many:
             continue
         spans = Intervals.merged(begun[late], took[late])
         # Work of just this length would keep the process busy. It serves others meanwhile, so their sum counts.
         if process.cpu.grown(spans.start, spans.end).sum() <= _COMPUTED * took[late].sum():
-            return f"{words} {percent(many / np.count_nonzero(ok))}"
-    return ""
+            found[stage] = late
+    return found
 
 
 def as_served(record: RunRecord, serving: Serving, queued: Ints | None = None) -> RunRecord:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.arrays import Ints
 from latfix.gates.latency_change import latency_change
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
@@ -218,6 +219,29 @@ def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
     record.requests["finish_ns"] += late
     (note,) = [note for note in diagnose(record, bootstrap=20).notes if "NODELAY" in note]
     assert "between the first byte and the last of" in note
+
+
+def test_delayed_acknowledgments_of_some_answers_are_noted_and_no_dependency() -> None:
+    """One answer in twelve waits after its first byte, such as a large one; streams and other pauses do not count."""
+    at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 41 * MS, 0)
+    end = at + services() + late
+
+    def found(paused: Ints, chunks: int) -> Diagnosis:
+        record = recorded(at, end, samples=busy_while_serving(at, end, late))
+        record.requests["compute_ns"] -= paused
+        record.requests["finish_ns"] += paused
+        record.requests["chunks"] += chunks
+        return diagnose(record, bootstrap=20)
+
+    seen = found(late, 0)
+    assert any("NODELAY" in note for note in seen.notes)
+    by_cause = {cause.cause: cause for cause in seen.causes}
+    assert by_cause["unexplained"].tail_ms > 20
+    assert "as for a delayed acknowledgment" in by_cause["unexplained"].evidence
+    assert "external.dependency" not in by_cause or by_cause["external.dependency"].tail_ms < 5
+    streamed, before = found(late, 2), found(0 * late, 0)
+    assert not any("NODELAY" in note for note in streamed.notes + before.notes)
+    assert {cause.cause: cause.tail_ms for cause in before.causes}["external.dependency"] > 20
 
 
 def test_nor_do_other_requests_hide_one() -> None:
