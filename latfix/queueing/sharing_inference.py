@@ -6,8 +6,8 @@ neither on how many others it met nor on when they arrived. The number of cores 
 the time beyond is a wait for the others. If it holds for none, requests do not share cores.
 
 Latency that rises by itself also adds requests in flight. Arrivals tell them apart: only a service that is shared
-becomes slower after many of them. And what requests need may change over time (drift), so those are compared that came
-in the same stretch of the log.
+becomes slower after many of them. And what requests need may change over time (drift), so those are compared that
+came in the same stretch of the log.
 """
 
 from __future__ import annotations

@@ -348,8 +348,9 @@ def _invisible(evidence: Evidence) -> list[str]:
     for stage, late in delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok).items():
         part = {"compute": "to the first byte", "finish": "between the first byte and the last"}[stage]
         notes.append(
-            f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly ever slightly less: typical of a message "
-            "that is written in two pieces without TCP_NODELAY, whose acknowledgment is delayed."
+            f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly "
+            "ever slightly less: typical of a message that is written in two pieces without TCP_NODELAY, whose "
+            "acknowledgment is delayed."
         )
     return notes
 

@@ -22,7 +22,7 @@ from latfix.profilers.causes.cause import (
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence
-from latfix.profilers.evidence.outside.service_process import CPU, Counter
+from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, Counter, cumulative
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -31,6 +31,8 @@ from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 _LONG_NS, _MOSTLY = 2_000_000, 0.5
 #: Standard errors from which a correlation with the number of requests there is certain.
 _SURE = 3.5
+#: Threads sleep for this share of the waits or more.
+_SLEPT = 0.6
 #: Long waits, as a share of the 99th percentile. They are for each other with such a correlation at least, if no
 #: more than such a share ends before the request ahead, and their gaps correlate with those of arrivals by less.
 _TENTH, _CLOSELY, _OUT_OF_ORDER, _FOLLOWS = 0.1, 0.5, 0.1, 0.4
@@ -167,6 +169,22 @@ def _correlation(one: Ints, other: Ints) -> float:
     return float(np.corrcoef(one, other)[0, 1]) if len(one) > 1 and np.ptp(one) and np.ptp(other) else 0.0
 
 
+def _slept(evidence: Evidence) -> float:
+    """The share of the longer idle waits in which threads slept, beyond those that always sleep; 0 if unknown."""
+    sleeping, polls = Counter.of(evidence.samples, SLEEP), evidence.process.cpu.at_ns
+    waited = evidence.of_batch(_idle_waits(evidence, "compute")) + _idle_waits(evidence, "finish")
+    long = evidence.ok & (waited > max(_LONG_NS, _TENTH * float(np.quantile(waited[evidence.ok], 0.99))))
+    if not (sleeping.known and long.any()):
+        return 0.0
+    count = np.zeros(len(polls))
+    count[np.minimum(np.searchsorted(polls, sleeping.at_ns), len(polls) - 1)] = sleeping.value
+    at, end = presence(evidence.rows)
+    there = np.searchsorted(np.sort(at), polls, side="right") - np.searchsorted(np.sort(end), polls, side="right")
+    usual = float(np.median(count[there == 0])) if (there == 0).any() else float(count.min())
+    asleep = cumulative(polls, (np.clip(count - usual, 0, there) / np.maximum(there, 1))[:-1] * np.diff(polls))
+    return float(asleep.grown(at[long], end[long]).sum() / waited[long].sum())
+
+
 def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:
     """What the service itself recorded."""
     told, ok = evidence.told, evidence.ok
@@ -182,10 +200,15 @@ def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     if evidence.told.dependencies:
         return _told_sentence(evidence, figures)
+    slept = (
+        "mostly slept in threads (a pause before a retry, SQLite's wait for a lock, a timer)"
+        if _slept(evidence) >= _SLEPT
+        else "waited for something outside, or slept (a pause before a retry, a timer)"
+    )
     idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
-        f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it waited "
-        f"for something outside, or slept (a pause before a retry, a timer); {own_and_propagated(figures)}."
+        f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it {slept}; "
+        f"{own_and_propagated(figures)}."
     )
 
 

@@ -17,7 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from latfix.profilers.evidence.outside.service_process import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.evidence.outside.service_process import (
+    EPOLL,
+    FUTEX,
+    INTERPRETER,
+    LOOP_IN,
+    ONE_ADDRESS,
+    SLEEP,
+)
 from latfix.profilers.probes.kept_files import KeptOpen
 
 #: By machine: system call numbers of futex and futex_waitv, and of an event loop's waits (epoll_wait,
@@ -26,6 +33,14 @@ _CALLS: Mapping[str, tuple[frozenset[bytes], frozenset[bytes]]] = {
     "x86_64": (frozenset({b"202", b"449"}), frozenset({b"232", b"281", b"441"})),
     "aarch64": (frozenset({b"98", b"449"}), frozenset({b"22", b"441"})),
 }
+#: Likewise, calls that may block an event loop.
+_BLOCKING: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "x86_64": {"sleep": (35, 230), "fsync": (74, 75), "read": (0, 17, 19), "write": (1, 18, 20), "recv": (45, 47),
+               "send": (44, 46), "connect": (42,), "poll": (7, 23, 270, 271), "wait": (61, 247), "flock": (73,)},
+    "aarch64": {"sleep": (101, 115), "fsync": (82, 83), "read": (63, 65, 67), "write": (64, 66, 68),
+                "recv": (207, 212), "send": (206, 211), "connect": (203,), "poll": (72, 73), "wait": (95, 260),
+                "flock": (32,)},
+}  # fmt: skip
 _PYTHON = re.compile(r"(lib)?python\d(\.\d+)?[a-z]?(\.so[.\d]*)?")
 #: Most threads to read: each takes some microseconds. The first half are the oldest, such as an event loop's.
 _MOST_THREADS = 64
@@ -42,6 +57,10 @@ class ThreadWaits:
     def __init__(self, proc: Path, pid: int) -> None:
         self._proc = proc
         self._futex, self._epoll = _CALLS.get(platform.machine(), (frozenset(), frozenset()))
+        named = _BLOCKING.get(platform.machine(), {})
+        self._names = {b"%d" % number: name for name, numbers in named.items() for number in numbers}
+        #: Threads that have waited for events.
+        self._loops: set[str] = set()
         #: By thread, its file, and the number of threads that it stands for.
         self._files: dict[str, KeptOpen] = {}
         self._stands_for: dict[str, int] = {}
@@ -83,6 +102,10 @@ class ThreadWaits:
                         result[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += many
                 elif number in self._epoll:
                     result[EPOLL] += 1
+                    self._loops.add(thread)
+                elif name := self._names.get(number):
+                    result[SLEEP] += many * (name == "sleep")
+                    result[f"{LOOP_IN}{name}"] += thread in self._loops
         result[ONE_ADDRESS] = max(at.values(), default=0)
         return {name: float(count) for name, count in result.items() if count or name == EPOLL}
 

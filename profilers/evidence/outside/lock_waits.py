@@ -24,6 +24,7 @@ from latfix.profilers.evidence.outside.service_process import (
     EPOLL,
     FUTEX,
     INTERPRETER,
+    LOOP_IN,
     ONE_ADDRESS,
     Counter,
     ServiceProcess,
@@ -74,6 +75,7 @@ class LockWaits:
     :param held: when an event loop did not return to wait for events, and no request went on.
     :param busy: when it did not, because it computed: requests that arrive meanwhile wait.
     :param held_cores: mean cores that the process used or wanted in both.
+    :param held_in: the system call in which the loop's thread was for most of the time ``held``; else empty.
     :param alone: standstills in which one thread computed, and no other could.
     :param kept: those in which it kept the interpreter's lock.
     :param collected: those in which the interpreter collected garbage, by the service's own metrics.
@@ -87,6 +89,7 @@ class LockWaits:
     held: Intervals = NO_INTERVALS
     busy: Intervals = NO_INTERVALS
     held_cores: float = 0.0
+    held_in: str = ""
     alone: Intervals = NO_INTERVALS
     kept: Intervals = NO_INTERVALS
     collected: Intervals = NO_INTERVALS
@@ -105,7 +108,8 @@ class LockWaits:
     @property
     def caller(self) -> str:
         """A clause on what the call that blocked the event loop did."""
-        return f"the call that blocked it {_did(self.held_cores)}"
+        where = f", mostly in the system call {self.held_in}" if self.held_in else ""
+        return f"the call that blocked it {_did(self.held_cores)}{where}"
 
 
 def _did(cores: float) -> str:
@@ -167,6 +171,7 @@ def find_lock_waits(
         held=held,
         busy=busy,
         held_cores=process.cores(*_joined(held, busy)),
+        held_in=_call_in(samples, times, held),
         alone=alone,
         kept=kept,
         collected=_collections(samples, alone),
@@ -203,6 +208,15 @@ def _on_one_thread(process: ServiceProcess, standstills: Intervals, lacking: Flo
     ran = process.cpu.grown(standstills.start, standstills.end)
     cores = ran / np.maximum(length - lacking, 1.0)
     return np.asarray((ran >= _RAN * length) & (cores >= _ONE_THREAD[0]) & (cores <= _ONE_THREAD[1]))
+
+
+def _call_in(samples: Columns, times: Floats, held: Intervals) -> str:
+    """The system call in which the event loop's thread was in most polls of these intervals; else empty."""
+    during = held.covered(times.astype(np.int64), times.astype(np.int64) + 1) > 0
+    names = sorted({str(name) for name in samples["series"] if str(name).startswith(LOOP_IN)})
+    shares = {name: _share(_counts(samples, name, times)[during] > 0) for name in names}
+    most = max(names, key=lambda name: shares[name], default="")
+    return most.removeprefix(LOOP_IN) if most and shares[most] >= _MOSTLY else ""
 
 
 def _without_core(process: ServiceProcess, standstills: Intervals) -> Floats:

@@ -35,8 +35,10 @@ COLLECTIONS = ('metrics.python_gc_collections_total{generation="2"}', "metrics.p
 #: Cores on which the process may run, and the number of its processes.
 CORES, PROCESSES = "server.cores", "server.processes"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
-#: for events like an event loop. Zeros are omitted, except for the last.
+#: for events like an event loop. Zeros are omitted, except for the last. Threads that sleep; by call, those that
+#: waited for events before and wait in another call now.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
+SLEEP, LOOP_IN = "server.sleep", "server.loop_in."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 import time
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.evidence.outside.service_process import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.evidence.outside.service_process import (
+    EPOLL,
+    FUTEX,
+    INTERPRETER,
+    LOOP_IN,
+    ONE_ADDRESS,
+    SLEEP,
+)
 from latfix.profilers.services.thread_waits import ThreadWaits
 
 #: Three threads wait for one lock, two for work in a queue, one in epoll; two and the main thread run Python.
@@ -65,6 +73,25 @@ def test_without_permission_only_the_number_of_waits_is_known(tmp_path: Path) ->
     waits.look_around(f"7/task/{thread}" for thread in ("7", "8", "9", "10", "11"))
     assert not waits.shows_calls
     assert waits.read() == {FUTEX: 2.0}
+
+
+def test_a_loop_that_waits_in_another_call_is_told_from_threads_that_sleep(tmp_path: Path) -> None:
+    epoll, sleep, fsync = {"x86_64": (232, 230, 74), "aarch64": (22, 115, 82)}.get(platform.machine(), (0, 0, 0))
+    if not epoll:
+        pytest.skip("the numbers of this machine's system calls are not known")
+    files = [tmp_path / "7/task" / thread / "syscall" for thread in ("7", "8")]
+
+    def call(*numbers: int) -> None:
+        for file, number in zip(files, numbers, strict=True):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{number} 0x3 0x0 0x0 0x0 0x0 0x0 0x7ffd0 0x7f00\n")
+
+    call(epoll, sleep)
+    waits = ThreadWaits(tmp_path, 7)
+    waits.look_around(["7/task/7", "7/task/8"])
+    assert waits.read() == {EPOLL: 1.0, SLEEP: 1.0}
+    call(fsync, sleep)
+    assert waits.read() == {EPOLL: 0.0, SLEEP: 1.0, f"{LOOP_IN}fsync": 1.0}
 
 
 def test_a_sample_stands_for_many_threads(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def polled(end: np.ndarray, begin: np.ndarray, *, computes: bool, loops: int = 1
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
     away = present(times, begin, begin + BLOCK)
     cpu = np.cumsum(away * computes) * 5 * MS
-    return samples(times, cpu_ns=cpu, runq_ns=np.zeros(len(times)), epoll=loops - away)
+    calls = {} if computes else {"loop_in.fsync": away * (np.arange(len(times)) % 4 > 0), "loop_in.read": away // 2}
+    return samples(times, cpu_ns=cpu, runq_ns=np.zeros(len(times)), epoll=loops - away, **calls)
 
 
 def service(calls_for: np.ndarray, *, computes: bool, loops: int = 1) -> Diagnosis:
@@ -57,6 +58,7 @@ def test_a_call_that_waits_in_the_loop_is_no_dependency_of_the_requests_behind_i
     assert found.verdict == "service.loop"
     loop = next(cause for cause in found.causes if cause.cause == "service.loop")
     assert loop.tail_share > 0.8 and "waited itself" in loop.evidence
+    assert "mostly in the system call fsync" in loop.evidence
 
 
 def test_a_call_that_computes_in_the_loop_delays_the_requests_that_come_meanwhile() -> None:
@@ -68,7 +70,7 @@ def test_a_call_that_computes_in_the_loop_delays_the_requests_that_come_meanwhil
     loop = next(cause for cause in found.causes if cause.cause == "service.loop")
     came = (present(at, begin, begin + BLOCK) > 0) & (end - at > WAITS + 5 * MS)
     assert loop.requests == pytest.approx(np.count_nonzero(came), rel=0.1)
-    assert "computed (1.0 cores)" in loop.evidence
+    assert "computed (1.0 cores)" in loop.evidence and "system call" not in loop.evidence
 
 
 def test_one_of_two_loops_does_not_hold_up_what_the_other_serves() -> None:

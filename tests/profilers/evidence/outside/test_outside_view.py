@@ -221,6 +221,22 @@ def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
     assert "between the first byte and the last of" in note
 
 
+@pytest.mark.parametrize("slept", [True, False])
+def test_waits_in_which_threads_sleep_are_said_to_be(slept: bool) -> None:
+    """One request in twelve sleeps for 60 ms, or waits for a dependency; a background thread always sleeps."""
+    at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 60 * MS, 0)
+    end = at + services() + late
+    series = busy_while_serving(at, end, late)
+    times = np.unique(series["t_ns"])
+    asleep = present(times, end - late, end) * slept + 1
+    series = samples(times, **{
+        name: series["value"][series["series"] == f"server.{name}"] for name in ("cpu_ns", "runq_ns")
+    }, sleep=asleep)  # fmt: skip
+    found = diagnose(recorded(at, end, samples=series), bootstrap=20)
+    (cause,) = [cause for cause in found.causes if cause.cause == "external.dependency"]
+    assert cause.named and ("mostly slept in threads" in cause.evidence) == slept
+
+
 def test_delayed_acknowledgments_of_some_answers_are_noted_and_no_dependency() -> None:
     """One answer in twelve waits after its first byte, such as a large one; streams and other pauses do not count."""
     at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 41 * MS, 0)
