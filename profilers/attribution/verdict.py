@@ -346,10 +346,13 @@ def _invisible(evidence: Evidence) -> list[str]:
             told = f"waits for the work of other requests are inferred from {source}"
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
     for stage, late in delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok).items():
-        part = {"compute": "to the first byte", "finish": "between the first byte and the last"}[stage]
+        part, who = {
+            "compute": ("to the first byte", "a pause of fixed length, or of a message of the service to another"),
+            "finish": ("between the first byte and the last", "a message"),
+        }[stage]
         notes.append(
             f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly "
-            "ever slightly less: typical of a message that is written in two pieces without TCP_NODELAY, whose "
+            f"ever slightly less: typical of {who} that is written in two pieces without TCP_NODELAY, whose "
             "acknowledgment is delayed."
         )
     return notes

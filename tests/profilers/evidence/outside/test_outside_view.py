@@ -207,7 +207,7 @@ def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: boo
     more = {} if idle is None else {"samples": series}
     notes = [note for note in diagnose(recorded(at, end, **more), bootstrap=20).notes if "NODELAY" in note]
     assert len(notes) == noted
-    assert all("to the first byte of" in note for note in notes)
+    assert all("to the first byte of" in note and "pause of fixed length" in note for note in notes)
 
 
 def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
