@@ -9,6 +9,7 @@ from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, ow
 from latfix.profilers.causes.external_dependency import waits_for_each_other
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments
+from latfix.profilers.evidence.outside.service_process import STOPPED, Counter
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -30,6 +31,8 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         if len(still.everyone)
         else ""
     )
+    if (stopped_ns := Counter.of(evidence.samples, STOPPED).total) > 0:
+        stood += f"the process was stopped for {from_ns(stopped_ns)} in all, by a signal (SIGSTOP) or a debugger; "
     idle, ran = (
         (evidence.of_batch(spent("compute")) + spent("finish"))[ok]
         for spent in (evidence.process_idle, evidence.process_ran)

@@ -30,7 +30,14 @@ from latfix.profilers.evidence.outside.outside_view import (
     stage_values,
 )
 from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
-from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, THROTTLED, Counter, ServiceProcess
+from latfix.profilers.evidence.outside.service_process import (
+    DISK,
+    MAJOR_FAULTS,
+    STOPPED,
+    THROTTLED,
+    Counter,
+    ServiceProcess,
+)
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,
@@ -230,9 +237,10 @@ class Evidence:
         return disk.apportioned(unit.end, np.maximum(idle - usual, 0), waited)
 
     def not_waited(self, name: str) -> Floats:
-        """Idle nanoseconds of each unit of a service behind an address that are no wait: for pages, or a quota."""
+        """Idle nanoseconds of each unit of a service behind an address that are no wait: for pages, or stopped."""
         unit = self.units[name]
-        return self.paged_in(name) + Counter.of(self.samples, THROTTLED).grown(unit.start, unit.end)
+        stops = (Counter.of(self.samples, series).grown(unit.start, unit.end) for series in (THROTTLED, STOPPED))
+        return sum(stops, start=self.paged_in(name))
 
     def waits_for_others(self, name: str) -> tuple[Ints, Ints, Ints]:
         """:meth:`SharedCores.waits` in each unit of a service behind an address."""

@@ -6,9 +6,11 @@ import contextlib
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 from latfix.errors import InputError
+from latfix.profilers.evidence.outside.service_process import STOPPED
 from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.thread_waits import ThreadWaits
@@ -50,6 +52,8 @@ class ProcessWatch:
         #: ticks; and their sums of threads that ended.
         self._threads: dict[str, tuple[KeptOpen, list[int]]] = {}
         self._ended = [0] * 5
+        self._state = KeptOpen(self._proc / str(pid) / "task" / str(pid) / "stat", size=128)
+        self._stopped_ns, self._seen_ns = 0, time.perf_counter_ns()
         self._faults: dict[int, tuple[int, int]] = {}
         self.processes: tuple[int, ...] = ()
         self._counted = 0
@@ -84,7 +88,7 @@ class ProcessWatch:
             self._counted = self._count_threads()
 
     def read_fast(self) -> Reading:
-        """On-CPU time and run-queue delay of all threads, throttled time, and the waits of threads."""
+        """On-CPU time and run-queue delay of all threads, throttled and stopped time, and the waits of threads."""
         if self._count_threads() != self._counted:
             self.look_around()
         with self._lock:
@@ -97,6 +101,8 @@ class ProcessWatch:
                     self._counted = 0
             cpu, runq, *_ = self._sums()
             reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
+            if stopped_ns := self._stopped():
+                reading[STOPPED] = stopped_ns
             if self.throttling:
                 reading["server.throttled_ns"] = self._throttle.throttled_ns()
             return reading | self._waits.read()
@@ -138,8 +144,17 @@ class ProcessWatch:
 
     def close(self) -> None:
         self._waits.close()
+        self._state.close()
         for file, _ in self._threads.values():
             file.close()
+
+    def _stopped(self) -> int:
+        """Nanoseconds for which the process was stopped so far, to the nearest polls."""
+        before, self._seen_ns = self._seen_ns, time.perf_counter_ns()
+        with contextlib.suppress(OSError):  # it ended
+            if self._state.read().rpartition(b")")[2].lstrip()[:1] in (b"T", b"t"):
+                self._stopped_ns += self._seen_ns - before
+        return self._stopped_ns
 
     def _count_threads(self) -> int:
         """A quick check for new threads: the link count of ``task`` grows with each."""

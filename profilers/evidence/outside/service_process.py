@@ -27,6 +27,8 @@ _SINGLE, _LIMITED = 1.2, 0.7
 _BUSY = 0.9
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
+#: Time for which a signal or a tracer stopped the process; omitted while zero.
+STOPPED = "server.stopped_ns"
 THREADS = "server.threads"
 #: Page faults, and waits of its threads for disks.
 MINOR_FAULTS, MAJOR_FAULTS, DISK = "server.minflt", "server.majflt", "server.disk_ns"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from latfix.errors import InputError
+from latfix.profilers.evidence.outside.service_process import STOPPED
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.process_watch import ProcessWatch
 
@@ -149,6 +153,23 @@ def test_the_cores_on_which_it_may_run_are_no_more_than_the_machine_has(
     for pid, tid in ((7, 7), (7, 8), (9, 9)):
         machine.thread(pid, tid, cores=mask)
     assert ProcessWatch(7, machine.root).read_slow()["server.cores"] == cores
+
+
+def test_the_time_for_which_it_is_stopped_is_counted() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watch = ProcessWatch(process.pid)
+    try:
+        assert STOPPED not in watch.read_fast()
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        first, second = watch.read_fast(), watch.read_fast()
+        assert 0 < first[STOPPED] < second[STOPPED]
+        process.send_signal(signal.SIGCONT)
+        os.waitpid(process.pid, os.WCONTINUED)
+        assert watch.read_fast()[STOPPED] == watch.read_fast()[STOPPED] == second[STOPPED]
+    finally:
+        process.communicate(b"\n")
+        watch.close()
 
 
 def test_without_a_quota_throttling_is_unknown(machine: FakeMachine) -> None:

@@ -237,6 +237,20 @@ def test_waits_in_which_threads_sleep_are_said_to_be(slept: bool) -> None:
     assert cause.named and ("mostly slept in threads" in cause.evidence) == slept
 
 
+def test_a_stopped_process_is_no_dependency() -> None:
+    """One request in twelve is there while the process is stopped for 60 ms."""
+    at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 60 * MS, 0)
+    end = at + services() + late
+    series = busy_while_serving(at, end, late)
+    times = np.unique(series["t_ns"])
+    read = {name: series["value"][series["series"] == f"server.{name}"] for name in ("cpu_ns", "runq_ns")}
+    stopped_ns = np.sum([np.clip(times - begin, 0, 60 * MS) for begin in (end - late)[late > 0]], axis=0)
+    found = diagnose(recorded(at, end, samples=samples(times, **read, stopped_ns=stopped_ns)), bootstrap=20)
+    by_cause = {cause.cause: cause for cause in found.causes}
+    assert "external.dependency" not in by_cause or by_cause["external.dependency"].tail_ms < 5
+    assert f"the process was stopped for {late.sum() // MS:,} ms in all" in by_cause["unexplained"].evidence
+
+
 def test_delayed_acknowledgments_of_some_answers_are_noted_and_no_dependency() -> None:
     """One answer in twelve waits after its first byte, such as a large one; streams and other pauses do not count."""
     at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 41 * MS, 0)
