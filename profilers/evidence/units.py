@@ -239,8 +239,9 @@ class Evidence:
     def not_waited(self, name: str) -> Floats:
         """Idle nanoseconds of each unit of a service behind an address that are no wait: for pages, or stopped."""
         unit = self.units[name]
-        stops = (Counter.of(self.samples, series).grown(unit.start, unit.end) for series in (THROTTLED, STOPPED))
-        return sum(stops, start=self.paged_in(name))
+        series = (THROTTLED, STOPPED)
+        throttled, stopped = (Counter.of(self.samples, each).grown(unit.start, unit.end) for each in series)
+        return self.paged_in(name) + throttled + stopped
 
     def waits_for_others(self, name: str) -> tuple[Ints, Ints, Ints]:
         """:meth:`SharedCores.waits` in each unit of a service behind an address."""
