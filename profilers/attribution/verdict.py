@@ -44,6 +44,8 @@ _FEW_IN_TAIL = 10
 #: Prefix of causes of first use, and the share of the tail from which a missing warm-up is worth a warning.
 _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05
+#: Its main process opens the socket without the protocol's number, and asyncio then does not set TCP_NODELAY.
+_NAGLE = " uvicorn with --workers does so unless uvloop is installed."
 #: By status, what requests did; follows their number.
 _DID = {
     "error": "failed",
@@ -346,14 +348,14 @@ def _invisible(evidence: Evidence) -> list[str]:
             told = f"waits for the work of other requests are inferred from {source}"
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
     for stage, late in delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok).items():
-        part, who = {
-            "compute": ("to the first byte", "a pause of fixed length, or of a message of the service to another"),
-            "finish": ("between the first byte and the last", "a message"),
+        part, who, example = {
+            "compute": ("to the first byte", "a pause of fixed length, or of a message of the service to another", ""),
+            "finish": ("between the first byte and the last", "a message", _NAGLE),
         }[stage]
         notes.append(
             f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly "
             f"ever slightly less: typical of {who} that is written in two pieces without TCP_NODELAY, whose "
-            "acknowledgment is delayed."
+            f"acknowledgment is delayed.{example}"
         )
     return notes
 

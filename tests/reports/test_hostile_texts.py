@@ -152,7 +152,7 @@ def test_a_table_keeps_its_cells_and_holds_no_formula(attack: str) -> None:
 
 @given(attack=ANY_TEXTS)
 def test_findings_for_ci_stay_one_command_and_one_text_each(attack: str) -> None:
-    gates = tuple(GateRow(gate=attack, outcome=outcome, reason=attack) for outcome in ("failed", "undecided"))
+    gates = tuple(GateRow(gate=word + attack, outcome=word, reason=attack) for word in ("failed", "undecided"))
     summary = Summary(command="gate", workload=attack, gates=gates, failure=attack, sentence=attack)
     for line in annotation_lines(summary):
         whole(line)

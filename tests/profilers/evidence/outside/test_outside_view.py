@@ -208,6 +208,7 @@ def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: boo
     notes = [note for note in diagnose(recorded(at, end, **more), bootstrap=20).notes if "NODELAY" in note]
     assert len(notes) == noted
     assert all("to the first byte of" in note and "pause of fixed length" in note for note in notes)
+    assert not any("uvicorn" in note for note in notes)
 
 
 def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
@@ -218,7 +219,7 @@ def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
     record.requests["compute_ns"] -= late
     record.requests["finish_ns"] += late
     (note,) = [note for note in diagnose(record, bootstrap=20).notes if "NODELAY" in note]
-    assert "between the first byte and the last of" in note
+    assert "between the first byte and the last of" in note and "uvicorn with --workers" in note
 
 
 @pytest.mark.parametrize("slept", [True, False])
@@ -283,7 +284,7 @@ def test_nor_do_other_requests_hide_one() -> None:
     record.requests["compute_ns"] -= late
     record.requests["finish_ns"] += late
     (note,) = [note for note in diagnose(record, bootstrap=20).notes if "NODELAY" in note]
-    assert "between the first byte and the last of" in note
+    assert "between the first byte and the last of" in note and "uvicorn with --workers" in note
 
 
 def test_idle_time_is_unknown_while_the_process_is_not_watched() -> None:
