@@ -349,7 +349,11 @@ def _invisible(evidence: Evidence) -> list[str]:
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
     for stage, late in delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok).items():
         part, who, example = {
-            "compute": ("to the first byte", "a pause of fixed length, or of a message of the service to another", ""),
+            "compute": (
+                "to the first byte",
+                "a pause of fixed length, or of a message of the service to another",
+                "",
+            ),
             "finish": ("between the first byte and the last", "a message", _NAGLE),
         }[stage]
         notes.append(
