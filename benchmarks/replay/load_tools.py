@@ -46,8 +46,8 @@ def aiperf(executable: Path, port: int, arrival_ns: np.ndarray, folder: Path) ->
     )
     records = map(json.loads, (folder / "out" / "profile_export.jsonl").read_text().splitlines())
     began_ns = np.array(sorted(record["metadata"]["request_start_ns"] for record in records))
-    late: np.ndarray = began_ns / 1e6 - due_ms[: len(began_ns)]
-    return late - late.min()
+    late = began_ns / 1e6 - due_ms[: len(began_ns)]
+    return np.asarray(late - late.min())
 
 
 def guidellm(executable: Path, port: int, arrival_ns: np.ndarray, folder: Path) -> np.ndarray:
