@@ -71,10 +71,10 @@ def kept_words(found: Optimization) -> str:
 
 
 def _effect(value: float, share: Share) -> str:
-    if words := next(filter(None, map(_added, share.adds.values())), ""):
-        return words
-    # A predicted share: replayed was only the whole.
-    return "replayed with the others, no gain predicted for it" if value >= 1 else speed_words(value)
+    words = next(filter(None, map(_added, share.adds.values())), "")
+    if value >= 1:  # a predicted share: replayed was only the whole
+        return words or "replayed with the others, no gain predicted for it"
+    return f"{speed_words(value)}; {words}" if words else speed_words(value)
 
 
 def _added(measured: Ratio) -> str:

@@ -130,6 +130,10 @@ def test_a_kept_fix_without_a_predicted_gain_is_no_reason(improved: Optimization
     slower = {"host.workers": {"p99": RatioEstimate(value=1.29, lo=1.1, hi=1.5)}}
     measured = (replace(shares[0], adds=slower), shares[1])
     assert "host.workers (29 % slower on top of the others)" in kept_words(replace(improved, ablation=measured))
+    both = kept_words(
+        replace(improved, ablation=(shares[0], replace(shares[1], adds={"batch.size": slower["host.workers"]})))
+    )
+    assert both.startswith("batch.size (2.0 times faster; 29 % slower on top of the others), "), "shares multiply"
     steps = tuple(replace(improved.steps[0], fix=fix, status="kept") for fix in ("host.workers", "batch.size"))
     undivided = replace(shares[0], fixes=("host.workers", "batch.size"), ratio=None, adds=slower)
     words = kept_words(replace(improved, steps=steps, ablation=(undivided,)))
