@@ -72,16 +72,25 @@ def possible_inputs(
 
 
 def _of_load(table: RequestTable) -> Iterator[Floats]:
-    """``(n,)`` each: in flight as each request arrived; how many more came until it ended than at the usual rate."""
+    """``(n,)`` each: in flight as each request arrived; how many came until it ended, for the usual rate.
+
+    The latter as a probability, drawn within that of the count itself: it is uniform whatever the latency, if
+    arrivals are independent. The difference to the mean would follow the latency where hardly any come.
+    """
     if not table.timed or table.sampled or table.resolution_ns > _FINE * float(np.median(table.latency_ns[table.ok])):
         return
+    from scipy.special import pdtr
+
     at, n = table.arrival_ns, len(table)
     latency = np.maximum(table.latency_ns, 0)
     yield in_flight(at, latency).astype(np.float64)
     near = np.arange(n)
     first, last = np.maximum(near - _NEAR, 0), np.minimum(near + _NEAR, n - 1)
     rate = (last - first) / np.maximum(at[last] - at[first], 1)
-    yield np.searchsorted(at, at + latency, "right") - near - 1 - rate * latency
+    drawn = np.random.default_rng(0).random(n)
+    came = np.searchsorted(at, at + latency, "right") - near - 1
+    fewer, as_many = pdtr(came - 1, rate * latency), pdtr(came, rate * latency)
+    yield np.where(came > 0, fewer, 0.0) * (1 - drawn) + as_many * drawn
 
 
 def _is_state(x: Floats, signs: Sequence[Floats]) -> bool:

@@ -59,6 +59,13 @@ def test_no_outcome_is_a_possible_input(kind: str, servers: int) -> None:
     assert "copy" in states and not {"number", "part"} & set(states)
 
 
+def test_an_input_is_one_where_hardly_any_requests_meet() -> None:
+    """How many come meanwhile is then mostly none, and below the mean by as much as the latency is long."""
+    table = simulated("quiet", 23, servers=1, load=0.05)
+    inputs, _ = possible_inputs(table, {**outcomes(table, 23), "side": sizes(table)}, {})
+    assert "side" in inputs and not {"copy", "flag", "gauge", "number"} & set(inputs)
+
+
 @pytest.mark.parametrize("kind", ["drift", "stall", "dependency", "burst"])
 def test_columns_of_unknown_meaning_change_no_other_cause(tmp_path: Path, kind: str) -> None:
     """Of a log with many of them, as of one with the input alone, whose name is known."""
