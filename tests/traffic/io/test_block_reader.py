@@ -95,6 +95,7 @@ def test_transforms_are_recorded(tmp_path: Path) -> None:
         json_lines() + '{"arrival_s": 1, "tokens": "many"}\n',  # a text among numbers of another block
         json_lines() + '{"arrival_s": -1}\n',
         json_lines() + '{"arrival_s": 1, "tokens": 1, "lang": "\x00"}\n',
+        json_lines() + '{"timestamp": 1, "input_length": 1, "output_length": 1}\n' * 30,  # of another format
         csv_text() + '1,2,"a cell\nof two lines"\n' * 30,
         csv_text() + "1,many,de\n",  # then the column is texts
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1,1\n9999-11-16,1,1\n",  # beyond 64 bits
