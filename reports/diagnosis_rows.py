@@ -281,11 +281,12 @@ def _more_data(diagnosis: Diagnosis) -> str:
     """What would show the cause of an inconclusive tail."""
     largest = _largest_known(diagnosis)
     seldom = largest is not None and largest.rests_on_few
+    rest = next((entry for entry in diagnosis.causes if entry.cause == UNEXPLAINED), None)
+    dark = largest is None or (rest is not None and rest.tail_ms > largest.tail_ms)
     if diagnosis.source is not None and diagnosis.source.kind == "requests" and not seldom:
-        return (
-            "Too much of the tail is unexplained to name its cause: use a log with finer times or more "
-            "columns (queue, dependencies, sizes: --map), or spans."
-        )
+        why = "Too much of the tail is unexplained to name its cause" if dark else "Nothing that is known stands out"
+        more = "columns (queue, dependencies, sizes: --map), or spans"
+        return f"{why}: use a log with finer times or more {more}."
     replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
     longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
     if largest is None:

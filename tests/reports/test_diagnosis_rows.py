@@ -168,7 +168,10 @@ def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
     found = replace(ordinary[1], verdict="inconclusive", source=source, service=None, lost=())
     for low, words in ((0.0, "Record for longer: that decides whether it is"), (8.0, "a log with finer times")):
         cause = replace(known, tail_ms=10.0, tail_share=0.8, ci95_ms=(low, 20.0))
-        assert words in closing_advice(replace(found, causes=(cause,)))
+        advice = closing_advice(replace(found, causes=(cause,)))
+        assert words in advice and "unexplained" not in advice
+    rest = replace(known, cause="unexplained", tail_ms=12.0, ci95_ms=(8.0, 20.0))
+    assert "Too much of the tail is unexplained" in closing_advice(replace(found, causes=(rest, cause)))
 
 
 def test_what_cannot_be_seen_from_outside_is_in_the_log_of_the_service(ordinary: Session) -> None:

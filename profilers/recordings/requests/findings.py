@@ -279,9 +279,7 @@ def _verdict(
     part = describe_part(words[largest.cause], largest, excess_ms)
     if largest.rests_on_few:
         return "inconclusive", f"{opening}; the largest part is not certain, because it happened seldom: {part}."
-    return "inconclusive", (
-        f"{opening}; no cause stands out in this recording; the largest part, {part}, is there all the time."
-    )
+    return "inconclusive", f"{opening}; no cause stands out in this recording; the largest part: {part}."
 
 
 def _stages_ms(accounts: Accounts, tail: Any) -> dict[str, dict[str, float]]:
