@@ -10,12 +10,13 @@ import json
 import re
 import sys
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import ceilings, faults, fragmentation, stages
+from benchmarks.gpu import ceilings, faults, fragmentation, models, stages
 from benchmarks.gpu.commands import LATFIX, Ended
 from benchmarks.gpu.nvml_recording import recorded_nvml
 from benchmarks.gpu.parts import Part
@@ -108,6 +109,16 @@ def test_samples(part: Part, sample: str, tmp_path: Path, pytestconfig: pytest.C
     if file.exists():
         part.update(found={**part.found, **{key: value for key, value in _read(file).items() if key in _KEPT}})
     part.check(problems_of_samples(ended, part.found))
+
+
+@pytest.mark.gpu("models")
+@pytest.mark.parametrize("sample", models.MODELS)
+def test_models(part: Part, sample: str, pytestconfig: pytest.Config) -> None:
+    """Models as users bring them: latfix's plan beside obvious single changes."""
+    if find_spec(package := models.MODELS[sample][0]) is None:
+        pytest.skip(f"{package} is not installed")
+    seconds: float = pytestconfig.getoption("--sample-seconds")
+    part.check(models.measure(part, sample, seconds - _BEYOND_S))
 
 
 def problems_of_doctor(ended: Ended, found: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from latfix.runners.calls.tensor_tree import arrays_of, elements_and_length, wid
 from latfix.runners.engine.continuous_batching import SteppingWorker, Steps
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.engine.overlapping_worker import OverlappingWorker
-from latfix.runners.engine.worker import ModelInstance, Outcome, Worker
+from latfix.runners.engine.worker import ModelInstance, Outcome, Worker, worker_name
 from latfix.runners.gpu.device_clock import DeviceClock
 from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 from latfix.runners.scheduling.batch_queue import BatchQueue, Waiting, bucket_length
@@ -166,15 +166,14 @@ class Engine:
         return self._pending
 
     def thread_ids(self) -> dict[str, list[int]]:
-        """Native ids of the started threads by role, to attribute events to threads."""
+        """Native ids of the threads by role, 0 before they are started, to attribute events to threads."""
         workers = [worker.native_id for worker in self.workers]
         return {"worker": workers, "prepare": [thread.native_id or 0 for thread in self._prepare_threads]}
 
     def ended_threads(self) -> list[str]:
-        """Names of threads that have ended. Before :meth:`shutdown`, they died and their requests never end."""
-        alive = {thread.native_id for thread in threading.enumerate()}
-        every = ((role, k, native) for role, ids in self.thread_ids().items() for k, native in enumerate(ids))
-        return [f"latfix-{role}-{k}" for role, k, native in every if native not in alive]
+        """Names of threads that serve no more. Before :meth:`shutdown`, they died and their requests never end."""
+        ended = [worker_name(worker.number) for worker in self.workers if worker.ended]
+        return ended + [thread.name for thread in self._prepare_threads if not thread.is_alive()]
 
     def load(self) -> dict[str, float]:
         """Requests in the queue and inside the service now, and the state of the controllers."""
@@ -283,7 +282,7 @@ class Engine:
         for _ in self._prepare_threads:
             self._inbox.put(None)
         self.queue.close()
-        threads = sum(len(ids) for ids in self.thread_ids().values())
+        threads = len(self.workers) + len(self._prepare_threads)
         while len(self.ended_threads()) < threads:
             while len(self.queue):
                 self.queue.take(0)

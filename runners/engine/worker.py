@@ -1,4 +1,4 @@
-"""A worker: one thread that takes batches from the queue and runs a model instance on them."""
+"""A worker: takes batches from the queue and runs a model instance on them, on the instance's thread."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from latfix.runners.calls.buffer_pool import BufferPool
 from latfix.runners.calls.call_counters import Calls
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, raised_by, split_output
 from latfix.runners.calls.tensor_tree import arrays_of, elements_and_length, map_tensors, move, shapes_of
+from latfix.runners.engine.serving_thread import Job, ServingThread
 from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.async_batches import Collated, Flight, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
@@ -67,6 +68,7 @@ class ModelInstance:
     :param accelerator: the device that it computes on; ``None`` on the CPU. Set by :meth:`place_on`.
     :param lane: its streams there.
     :param staging: pinned memory through which its batches and answers are copied, if requested.
+    :param thread: the one that calls the model, in warm-up and in every engine.
     """
 
     adapter: Workload
@@ -84,6 +86,7 @@ class ModelInstance:
     accelerator: Accelerator | None = None
     staging: Staging | None = None
     lane: Lane | None = None
+    thread: ServingThread = field(default_factory=ServingThread)
 
     def place_on(self, accelerator: Accelerator | None) -> None:
         """Set the device to compute on, in streams of its own; ``None`` for the CPU."""
@@ -122,6 +125,11 @@ class ModelInstance:
         return True
 
 
+def worker_name(number: int) -> str:
+    """The name of a worker's thread."""
+    return f"latfix-worker-{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a request ended: its status, the result of ``finish``, and the error as one line."""
@@ -142,13 +150,13 @@ class Ran:
 
 
 class Worker:
-    """Takes batches until the queue closes, on a thread of its own. ``number`` is its index."""
+    """Takes batches until the queue closes. ``number`` is its index."""
 
     def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
         self.number = number
         self._engine = engine
         self._instance = instance
-        self._thread = threading.Thread(target=self._run, name=f"latfix-worker-{number}", daemon=True)
+        self._job: Job | None = None
         self._spans: list[SpanRecord] = []
         self._own_finish = type(instance.adapter).finish is not Workload.finish
         self._counters: ThreadCounters
@@ -168,25 +176,31 @@ class Worker:
     @property
     def native_id(self) -> int:
         """The thread's id in the kernel; 0 before it is started."""
-        return self._thread.native_id or 0
+        return self._job.native_id if self._job is not None else 0
+
+    @property
+    def ended(self) -> bool:
+        """It takes no batches: it was not started, or its work is over."""
+        return self._job is None or self._job.ended
 
     @property
     def device(self) -> str:
         return self._instance.device
 
     def start(self) -> None:
-        """Start the thread; returns when it is ready to take batches.
+        """Begin on the instance's thread; returns when it is ready to take batches.
 
         :raises RunnerError: it could not be set up.
         """
-        self._thread.start()
+        self._job = self._instance.thread.start(self._run, worker_name(self.number))
         self._ready.wait()
         if self._failure:
             raise RunnerError(f"worker {self.number} could not be set up: {self._failure}")
 
     def join(self) -> None:
-        """Wait for the thread's end, and read the events that its last batches left unread."""
-        self._thread.join()
+        """Wait until its work is over, and read the events that its last batches left unread."""
+        if self._job is not None:
+            self._job.join()
         if self.flights is not None:
             self.flights.resolve()
 

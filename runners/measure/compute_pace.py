@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
@@ -84,26 +85,23 @@ def measure_pace(
     until, at_last = started + seconds, started + _LONG * seconds
     instances = service.models.instances[:workers]
     took: list[list[list[float]]] = [[[] for _ in batches] for _ in instances]
-    threads = [
-        threading.Thread(
-            target=_compute,
-            args=(service, instance, inputs, took[k], failures, until, at_last),
-            name=f"latfix-pace-{k}",
-        )
-        for k, instance in enumerate(instances)
-    ]
     ended = threading.Event()
-    if preparing:
-        arguments = (service, traffic, batches, ended)
-        threads.append(threading.Thread(target=_prepare, args=arguments, name="latfix-pace-prepare"))
+    preparer = threading.Thread(target=_prepare, args=(service, traffic, batches, ended), name="latfix-pace-prepare")
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads[: len(instances)]:
-            thread.join()
+        if preparing:
+            preparer.start()
+        jobs = [
+            instance.thread.start(
+                partial(_compute, service, instance, inputs, took[k], failures, until, at_last), f"latfix-pace-{k}"
+            )
+            for k, instance in enumerate(instances)
+        ]
+        for job in jobs:
+            job.join()
     finally:
         ended.set()
-    threads[-1].join()
+    if preparing:
+        preparer.join()
     merged = [sum((of_worker[k] for of_worker in took), start=list[float]()) for k in range(len(batches))]
     typical = np.min if workers == 1 and not preparing else np.median
     return [float(typical(times)) if times else float("nan") for times in merged]

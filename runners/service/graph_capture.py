@@ -44,10 +44,10 @@ def capture_graphs(
     if not inputs:
         raise RunnerError("cuda_graphs: no request could be prepared to capture graphs with")
     ragged = _ragged(inputs) if pads else []
-    for instance in models.instances:
+    for number, instance in enumerate(models.instances):
         assert instance.accelerator is not None, "there are graphs on devices only"
         graphed = GraphedModel(instance.model, capture(instance.device), models.tally, ragged)
-        as_worker(settings, partial(_capture, instance, graphed, inputs, settings.max_batch_size))
+        as_worker(instance, settings, partial(_capture, instance, graphed, inputs, settings.max_batch_size), number)
         instance.model = graphed
         instance.calls.tally = models.tally
 

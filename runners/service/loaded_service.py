@@ -122,8 +122,8 @@ class Service:
         if wanted:
             # On a device each worker has its own streams and buffers, even with a shared model.
             on_device = self.models.instances[0].accelerator is not None
-            for instance in self.models.instances if on_device else self.models.distinct():
-                as_worker(self.settings, partial(self._run_sizes, instance, inputs))
+            for number, instance in enumerate(self.models.instances if on_device else self.models.distinct()):
+                as_worker(instance, self.settings, partial(self._run_sizes, instance, inputs), number)
             self.warmup.shapes += len(inputs)
         self.warmup.seconds += time.perf_counter() - started
 
@@ -197,7 +197,7 @@ class Service:
 
         for instance in self.models.distinct():
             if instance.hot is not None:
-                as_worker(self.settings, partial(learn, instance))
+                as_worker(instance, self.settings, partial(learn, instance))
 
     def protect(self) -> None:
         """Finish the warm-up: from here on requests trigger no compilation; an unseen shape runs uncompiled.
@@ -236,7 +236,7 @@ class Service:
                 f"backend = {self.settings.backend!r}: the model is not converted yet; call warm_shapes() first"
             )
         accelerator = self.models.instances[0].accelerator
-        if accelerator is not None:  # of threads that have ended
+        if accelerator is not None:  # of threads that did other work
             accelerator.free_workspaces()
         for instance in self.models.instances:
             instance.calls.reset()
@@ -256,7 +256,9 @@ class Service:
         )
 
     def release(self) -> None:
-        """Undo process-wide changes: the garbage collector and the compiler's stance."""
+        """End the workers' threads; undo process-wide changes: the garbage collector and the compiler's stance."""
+        for instance in self.models.instances:
+            instance.thread.end()
         self.compiles.detach()
         if self.settings.compile != "off":
             import torch

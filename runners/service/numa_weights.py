@@ -26,7 +26,7 @@ def bring_home(instances: Sequence[ModelInstance], settings: RunnerSettings) -> 
         if id(instance.model) in done or instance.device != "cpu":
             continue
         done.add(id(instance.model))
-        copied += as_worker(settings, partial(copy_weights, instance.model), number)
+        copied += as_worker(instance, settings, partial(copy_weights, instance.model), number)
     return copied
 
 

@@ -1,10 +1,9 @@
-"""Warm-up: which shapes the traffic brings, which batches to run, and a thread set up like a worker's."""
+"""Warm-up: which shapes the traffic brings, which batches to run, and work on a worker's thread."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from latfix.errors import RunnerError
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.tensor_tree import arrays_of, elements_of, shapes_of
-from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.engine.worker import ModelInstance, worker_name
 from latfix.runners.gpu.async_batches import Collated, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
 from latfix.runners.host.cpu_placement import Places, limit_operator_threads
@@ -135,8 +134,8 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
     return once
 
 
-def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) -> T:
-    """Run ``work`` on a fresh thread that is set up like that of the worker with this number.
+def as_worker(instance: ModelInstance, settings: RunnerSettings, work: Callable[[], T], number: int = 0) -> T:
+    """Run ``work`` on the instance's thread, set up as its worker will be, whose number this is.
 
     The framework counts its threads per calling thread, and a compiled graph is recompiled if the number differs.
     """
@@ -145,8 +144,7 @@ def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) 
         limit_operator_threads(settings, Places(settings).worker(number))
         return work()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="latfix-warmup") as pool:
-        return pool.submit(run).result()
+    return instance.thread.run(run, worker_name(number))
 
 
 def doubling(most: int) -> list[int]:

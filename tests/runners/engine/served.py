@@ -15,6 +15,7 @@ from latfix.adapter_api import Workload
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.serving_thread import IDLE
 from latfix.runners.engine.worker import ModelInstance, Outcome
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -125,6 +126,11 @@ class Served:
         assert all((self.rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
         return self.rows, self.batches
 
+    def end_threads(self) -> None:
+        """End the models' threads, which serve the next engine otherwise."""
+        for instance in self.instances:
+            instance.thread.end()
+
     def statuses(self) -> list[str]:
         """How each request ended, by slot."""
         return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
@@ -168,6 +174,6 @@ def serve(requests: Sequence[Request], model: Any = lambda x: x, *, gap_s: float
 
 
 def engine_threads() -> set[str]:
-    """Names of latfix's threads, without the one of ``latfix.record``, which ends with the process."""
+    """Names of latfix's threads at work, without the one of ``latfix.record``, which ends with the process."""
     named = {thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")}
-    return named - {"latfix-record"}
+    return named - {"latfix-record", IDLE}

@@ -66,10 +66,12 @@ def test_a_worker_that_cannot_be_set_up_raises_and_leaves_no_thread(error: BaseE
     def fail() -> None:
         raise error
 
-    before, instances = threading.active_count(), [instance_of(len), instance_of(len, set_up=fail)]
+    before, instances = set(threading.enumerate()), [instance_of(len), instance_of(len, set_up=fail)]
     with pytest.raises(RunnerError, match=f"worker 1 could not be set up: .*{error}"):
         Served(requests_of(1), instances=instances, workers=2)
-    assert threading.active_count() == before
+    for instance in instances:
+        instance.thread.end()
+    assert not {*threading.enumerate()} - before
 
 
 def _fail(request: Request, bad: str, error: BaseException) -> None:

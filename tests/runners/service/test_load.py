@@ -152,7 +152,7 @@ def test_answers_of_a_dead_thread_are_not_waited_for(
     """A prepare thread or a worker dies; more requests than fit inside, and fewer: those are missed at the end."""
     service = loaded(no_linear)
     requests = [traffic(n).request(k) for k in range(n)]
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     def die(*_: Any) -> None:
         raise MemoryError("its thread dies")
@@ -160,7 +160,8 @@ def test_answers_of_a_dead_thread_are_not_waited_for(
     monkeypatch.setattr(f"latfix.runners.engine.{place}", die)
     with pytest.raises(RunnerError, match=r"of the runner died; standard error has its traceback$"):
         service.predict(requests)
-    assert threading.active_count() == before
+    service.release()
+    assert not {*threading.enumerate()} - before
     monkeypatch.undo()
     assert all(not outcome.error for outcome in service.predict(requests))
 

@@ -100,7 +100,7 @@ def test_the_only_fast_worker_dies_and_the_slow_one_serves_on() -> None:
 
 
 def test_shutdown_gives_out_what_waits_and_leaves_no_thread() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     served = _served([sleeping(2), sleeping(30)], _requests(80), max_batch_size=2, batch_window_ms=500.0)
     served.send(*range(80))
     served.engine.shutdown()
@@ -108,7 +108,9 @@ def test_shutdown_gives_out_what_waits_and_leaves_no_thread() -> None:
     abandoned = _served([sleeping(1), sleeping(10)], _requests(40))
     abandoned.send(*range(40))
     assert abandoned.engine.abandon(10.0)
-    assert threading.active_count() == before
+    served.end_threads()
+    abandoned.end_threads()
+    assert not {*threading.enumerate()} - before
 
 
 def test_one_worker_needs_no_routing() -> None:
