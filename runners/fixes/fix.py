@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latfix.results.diagnosis import Diagnosis
@@ -114,6 +115,7 @@ class Fix:
     :param relief: usual share of those causes' milliseconds that it removes; only for the order of trials.
     :param removes: causes that it removes completely, so that the forecast leaves them out.
     :param compute: expected ratio of a batch's compute; anything but 1 is measured.
+    :param launches: it removes what the device waits for launches: the baseline's profiles tell how much that is.
     :param gentle: it changes neither answers nor capacity, so it may be tried together with other gentle fixes.
     :param cold: it acts only on a service's first requests, so it is judged on fresh processes.
     :param alone: it acts on the device memory of the service, so it is judged with no other service on the device.
@@ -142,6 +144,7 @@ class Fix:
     relief: float
     removes: tuple[str, ...] = ()
     compute: float = 1.0
+    launches: bool = False
     gentle: bool = False
     cold: bool = False
     alone: bool = False
@@ -179,10 +182,16 @@ class Fix:
         """Environment variables that it may set."""
         return (*self.variables, *({} if callable(self.sets) else self.sets.get("env", {})))
 
-    @property
-    def expected_compute(self) -> float:
-        """Expected ratio of a batch's compute, weighted by the chance that answers stay accurate enough."""
-        return 1.0 - self.accepted * (1.0 - self.compute)
+    def expected_compute(self, baseline: RunMeta) -> float:
+        """Expected ratio of a batch's compute, weighted by the chance that answers stay accurate enough.
+
+        A device that mostly waits for launches gains from fewer launches, and little from faster operators.
+        """
+        saved = 1.0 - self.compute
+        if profiled := [work for work in baseline.device_profile if work.span_ns]:
+            waiting = median(work.launch_ns / work.span_ns for work in profiled)
+            saved = waiting if self.launches else saved * (1.0 - waiting)
+        return 1.0 - self.accepted * saved
 
     def seconds_to_make(self, baseline: RunMeta) -> float:
         """Additional seconds to make a service with it, for the model and device of the baseline."""

@@ -11,7 +11,7 @@ from latfix.runners.fixes.shared.conditions import at_default, need, on_its_devi
 
 def _waits_for_device(context: Context) -> str:
     waits = context.record.meta.device_waits
-    if not waits:
+    if not waits or context.settings.captures:  # a captured batch is enqueued at once
         return ""
     return f"the model's code waits for the device (at {waits[0]}), so the worker cannot enqueue the next batch"
 

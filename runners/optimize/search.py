@@ -285,7 +285,8 @@ class Search:
         def order(choice: Choice) -> tuple[float, float, float]:
             fix = choice.fix
             treated = min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0)
-            return -treated / self.bench.pace_s([fix], batches_s), fix.seconds_to_make(meta), fix.expected_compute
+            rate = treated / self.bench.pace_s([fix], batches_s)
+            return -rate, fix.seconds_to_make(meta), fix.expected_compute(meta)
 
         for choice in sorted((one for one in self._applicable() if one.measured), key=order):
             # A split of the cores matters most with the best way to run the model so far.

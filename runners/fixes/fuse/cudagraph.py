@@ -13,13 +13,15 @@ _MOST_BATCHES = 0.95
 
 
 def _can_capture(context: Context) -> str:
+    """Code that waits for the device is no obstacle: it may not while it is captured, as transformers' masks.
+
+    The capture tells.
+    """
     settings = context.settings
     if settings.captures:
         return "graphs are captured already"
     if settings.batching == "continuous":
         return "requests join and leave between steps, so no two steps are alike"
-    if waits := context.record.meta.device_waits:
-        return f"the model's code waits for the device at {', '.join(waits)}, which cannot be captured"
     return ""
 
 
@@ -45,6 +47,7 @@ FIX = Fix(
     treats=("dispatch.launch", "python.gil", *COMPUTE),
     relief=0.3,
     compute=0.85,
+    launches=True,
     risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",
     changes_outputs=True,
     needs=(

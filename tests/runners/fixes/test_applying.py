@@ -101,11 +101,6 @@ def case(
         case("fuse.cudagraph", "no CUDA graphs"),
         case("fuse.cudagraph", "captured already", {"compile": "reduce-overhead"}, {"device": "cuda:0"}),
         case("fuse.cudagraph", "no two steps", {"batching": "continuous"}, {"device": "cuda:0"}),
-        case(
-            "fuse.cudagraph",
-            "waits for the device at model.py:31",
-            run={"device": "cuda:0", "device_waits": ["model.py:31"]},
-        ),
         case("fuse.compile_autotune", "one kernel to choose from"),
         case("fuse.compile_autotune", "with reduce-overhead", {"compile": "reduce-overhead"}, {"device": "cuda:0"}),
         case("quantize.int8_weight_only", "only on the CPU", run={"device": "cuda:0"}),
@@ -298,6 +293,26 @@ def test_layers_that_are_about_as_fast_are_left_to_a_trial(make_record: Make, ma
     times = {"default": 1.0, "bf16": 1.1, "int8_dynamic": 1.05, "int8_weight_only": 1.05}
     now = make_context(make_record(model={"modules": {LINEAR: 4}, "linear_ms": times}))
     assert BY_ID["quantize.int8_dynamic"].obstacle(now) == BY_ID["quantize.int8_weight_only"].obstacle(now) == ""
+
+
+def test_code_that_waits_for_the_device_is_captured_if_it_can_be(
+    make_record: Make, make_context: MakeContext
+) -> None:
+    waiting = make_record(device="cuda:0", device_waits=["masking_utils.py:331"])
+    assert BY_ID["fuse.cudagraph"].obstacle(make_context(waiting)) == ""
+    captured = make_context(waiting, RunnerSettings(cuda_graphs=True))
+    assert BY_ID["transfer.overlap"].obstacle(captured) == "", "a captured batch waits for nothing"
+
+
+def test_a_device_that_waits_for_launches_gains_from_fewer_not_from_faster_operators(make_record: Make) -> None:
+    work = {"span_ns": 10_000_000, "busy_ns": 3_000_000}
+    profile = [{**work, "launch_ns": 6_000_000}, {**work, "launch_ns": 7_000_000}, {**work, "launch_ns": 1_000_000}]
+    meta = make_record(device="cuda:0", device_profile=profile).meta
+    assert BY_ID["fuse.cudagraph"].expected_compute(meta) == pytest.approx(0.4)
+    other = make_record(device="cuda:0").meta
+    assert BY_ID["fuse.cudagraph"].expected_compute(other) == BY_ID["fuse.cudagraph"].compute
+    faster = BY_ID["quantize.tf32"]
+    assert 1 - faster.expected_compute(meta) == pytest.approx(0.4 * (1 - faster.expected_compute(other)))
 
 
 @pytest.mark.parametrize(
