@@ -86,8 +86,8 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "cold.start",
         "modelled",
-        "first use: lazy initialization, weights paged in",
-        happened="first use (lazy initialization, weights paged in)",
+        "first use: lazy initialization, weights paged in, plans for new shapes",
+        happened="first use (lazy initialization, weights paged in, plans for new shapes)",
         behind="one that paid for first-use initialization",
     ),
     KnownCause(

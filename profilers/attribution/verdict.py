@@ -16,7 +16,7 @@ from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments
-from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.units import Evidence, first_uses_slow, late_shapes
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
 from latfix.run_record.live_record import LIVE
@@ -44,6 +44,8 @@ _FEW_IN_TAIL = 10
 #: Prefix of causes of first use, and the share of the tail from which a missing warm-up is worth a warning.
 _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05
+#: Share of the new shapes in the run's second half from which warm-up would not have run most.
+_KEPT_COMING = 1 / 3
 #: Its main process opens the socket without the protocol's number, and asyncio then does not set TCP_NODELAY.
 _NAGLE = " uvicorn with --workers does so unless uvloop is installed."
 #: By status, what requests did; follows their number.
@@ -324,14 +326,29 @@ def warnings(
     if n and evidence.setup.outside:
         return notes + _invisible(evidence)
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
-    if n and not live and not np.any(evidence.rows["warmup"]) and first_use >= _WORTH_A_NOTE:
-        notes.append(
-            f"No warm-up requests were sent, and first use is {percent(first_use)} of the tail: "
-            "warmup_requests = 10 in workload.toml excludes it."
-        )
+    if n and first_use >= _WORTH_A_NOTE:
+        notes += _first_uses(evidence, first_use, live=live)
     if n and not evidence.expected.models["compute"].accepted:
         notes.append(_no_model(evidence))
     return notes
+
+
+def _first_uses(evidence: Evidence, share: float, *, live: bool) -> list[str]:
+    """What to do about first uses that make up a share of the tail."""
+    late, every = late_shapes(evidence.batches)
+    if first_uses_slow(evidence.norms) and late > _KEPT_COMING * every:
+        padded = ", or with cuda_graphs = true" if evidence.setup.on_device else ""
+        return [
+            f"First use is {percent(share)} of the tail, and new shapes kept coming ({late} of {every} in the second "
+            "half): warm-up cannot run them all, but batches can be padded to fewer shapes: in the adapter's "
+            f"collate(){padded}."
+        ]
+    if live or np.any(evidence.rows["warmup"]):
+        return []
+    return [
+        f"No warm-up requests were sent, and first use is {percent(share)} of the tail: "
+        "warmup_requests = 10 in workload.toml excludes it."
+    ]
 
 
 def _invisible(evidence: Evidence) -> list[str]:

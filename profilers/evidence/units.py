@@ -60,6 +60,9 @@ BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "intake", "prepare", "finish")
 #: Blocked time up to this may be an artifact of the stamps' positions.
 _STILL_NS = 1_000_000
+#: Least number of batches other than first uses that the model learns from; fewer if first uses are far slower: most
+#: take so many times as long as later batches of their shape.
+_SETTLED, _FEW_SETTLED, _FAR, _MOST = 100, 10, 3.0, 0.75
 #: Thread number of latfix's own threads.
 _LATFIX = np.iinfo(np.int64).max
 
@@ -300,6 +303,10 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         sizes = [rows["sent_bytes"], *(column[position] for column in features.values())]
         first = slow_first_uses(sizes, rows["arrival_ns"], rows["compute_ns"] + rows["finish_ns"], ok)
         batches["first_shape"][batch_of[first]] = 1
+    elif record.begins:
+        first = _first_uses(batches)
+        batches = {**batches, "first_shape": np.maximum(batches["first_shape"], first)}
+        norms.of("slow_first_uses", lambda: bool(first.any()) and _far_slower(batches))
     priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
     enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
     head = _heads(batch_of, enqueue, priority, m)
@@ -307,7 +314,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     lag = np.maximum(batches["close_ns"] - ideal, 0)
     pauses = collect_pauses(record)
     units = {**_request_units(rows, batches, batch_of, setup), **_batch_units(batches, lag, setup)}
-    clean = {} if "models" in norms else _clean(units, pauses, batches, rows)
+    clean = {} if "models" in norms else _clean(units, pauses, batches, rows, norms)
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
     times = _work_times(units, setup, spans)
@@ -548,7 +555,9 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
     }
 
 
-def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Columns, rows: Columns) -> dict[str, Bools]:
+def _clean(
+    units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Columns, rows: Columns, norms: Norms
+) -> dict[str, Bools]:
     """Units without a known disturbance of their on-CPU time; the models learn from these."""
     clean: dict[str, Bools] = {}
     for name in ("prepare", "finish", "compute"):
@@ -562,12 +571,49 @@ def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Column
         if np.count_nonzero(without) > 0.5 * np.count_nonzero(clean[name]):
             clean[name] = without
     settled = clean["compute"] & (batches["retried"] == 0) & (batches["first_shape"] == 0)
-    if np.count_nonzero(settled) < 100:
+    if np.count_nonzero(settled) < (_FEW_SETTLED if first_uses_slow(norms) else _SETTLED):
         settled = clean["compute"] & (batches["retried"] == 0)
     clean["compute"] = settled
     for name in ("prepare", "finish"):
         clean[name] &= rows["status"] == Status.OK
     return clean
+
+
+def first_uses_slow(norms: Norms) -> bool:
+    """First batches of their shape take far longer than later ones, in the run's first piece."""
+    return norms.of("slow_first_uses", lambda: False)
+
+
+def _first_uses(batches: Columns) -> Bools:
+    """First batches of their shape in this run, if those are slow, although warm-up may have run the shape."""
+    shape = batches["size"] << 40 | batches["padded_elements"]
+    took = batches["compute_end_ns"] - batches["h2d_end_ns"]
+    return slow_first_uses([shape], batches["close_ns"], took, batches["retried"] == 0)
+
+
+def _far_slower(batches: Columns) -> bool:
+    """The first batch of a shape takes several times as long as later ones, for most of the shapes that recur.
+
+    Other batches would not tell: shapes that do not recur are the large ones.
+    """
+    shape, fresh = batches["size"] << 40 | batches["padded_elements"], batches["first_shape"] > 0
+    took = batches["compute_end_ns"] - batches["h2d_end_ns"]
+    (new, once), (known, usual) = (medians_by(shape[those], took[those]) for those in (fresh, ~fresh))
+    _, of_new, of_known = np.intersect1d(new, known, assume_unique=True, return_indices=True)
+    return len(of_new) > 0 and bool(np.mean(once[of_new] > _FAR * usual[of_known]) > _MOST)
+
+
+def medians_by(key: Ints, values: Ints) -> tuple[Ints, Floats]:
+    """The distinct keys, and the median of each one's values."""
+    order = np.lexsort((values, key))
+    distinct, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    return distinct, values[order][first + (count - 1) // 2].astype(np.float64)
+
+
+def late_shapes(batches: Columns) -> tuple[int, int]:
+    """New shapes in the second half of the run, and in all of it."""
+    fresh = batches["first_shape"] > 0
+    return int(np.count_nonzero(fresh[len(fresh) // 2 :])), int(np.count_nonzero(fresh))
 
 
 def _paused(unit: Unit, pauses: Mapping[str, Pauses]) -> Ints:

@@ -44,7 +44,8 @@ def _verify(applied: Applied) -> Verified:
 FIX = Fix(
     id="fuse.cudagraph",
     title="capture the model's operators as CUDA graphs",
-    treats=("dispatch.launch", "python.gil", *COMPUTE),
+    # Batches are padded to shapes that have run at warm-up.
+    treats=("dispatch.launch", "python.gil", "cold.start", *COMPUTE),
     relief=0.3,
     compute=0.85,
     launches=True,

@@ -2,18 +2,20 @@
 
 Most are of benchmarks/gpu/faults.py, one fault each. In ``neighbor`` another process multiplies large matrices for
 1.5 s of every 4. ``locked`` is the sample recommender in TF32, made without a profile: its four prepare threads keep
-the interpreter lock from the thread that launches.
+the interpreter lock from the thread that launches. ``new_shapes`` is benchmarks/gpu/models.py's encoder in bfloat16:
+cuDNN makes a plan of its attention for each new length, 60 ms where later batches of that length take 8.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.causes.diagnosed import causes_of, own_ms
+from tests.profilers.causes.diagnosed import causes_of, diagnosed, own_ms
 
 _RECORDS = Path(__file__).with_name("h200")
 _OF_THE_DEVICE = ("transfer.", "dispatch.", "gpu.")
@@ -57,3 +59,19 @@ def test_a_launching_thread_that_waits_for_the_interpreter_is_told_from_a_slow_d
     found = causes_of(RunRecord.load(_RECORDS / "locked"))
     assert found["python.gil"].named and max(found, key=lambda name: found[name].tail_ms) == "python.gil"
     assert found["unexplained"].tail_ms < 0.3 * found["python.gil"].tail_ms
+
+
+def test_first_uses_are_told_from_slow_batches_also_where_most_batches_are_first_uses() -> None:
+    record = RunRecord.load(_RECORDS / "new_shapes")
+    found = causes_of(record)
+    assert found["cold.start"].named and found["cold.start"].tail_share > 0.9
+    assert "new shapes kept coming, 28 of 60 in the second half" in found["cold.start"].evidence
+    notes = " ".join(diagnosed(record).notes)
+    assert "padded to fewer shapes" in notes and "warmup_requests" not in notes
+
+
+def test_a_shape_that_warm_up_ran_on_another_thread_is_new_again() -> None:
+    """torch keeps cuDNN's plans by thread."""
+    record = RunRecord.load(_RECORDS / "new_shapes")
+    seen = replace(record, batches={**record.batches, "first_shape": np.zeros_like(record.batches["first_shape"])})
+    assert causes_of(seen)["cold.start"].tail_share > 0.9
