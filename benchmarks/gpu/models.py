@@ -19,12 +19,13 @@ from benchmarks.gpu.parts import Part
 #: By workload: the package it needs, requests per second between and in bursts, and the median length.
 MODELS = {"encoder": ("transformers", 150.0, 600.0, 96.0), "images": ("torchvision", 300.0, 900.0, 1.0)}
 #: Obvious changes, each alone.
-ALONE = ("precision=bf16", "cuda_graphs=true", "compile=reduce-overhead", "max_batch_size=1")
+ALONE = ("cuda_graphs=true", "precision=bf16", "max_batch_size=1", "compile=reduce-overhead")
 _SECONDS = 6.0
+_OUTPUT = 6000
 #: Time of each command beyond its budget, to finish the current step and write the report.
 _BEYOND_S = 30.0
-#: Time of one replay of ``latfix try`` with its start.
-_ARM_S = 20.0
+#: Time of one replay of ``latfix try`` with its start, and of compiling.
+_ARM_S, _COMPILING_S = 25.0, 90.0
 _ADAPTERS = {
     "encoder": """
         import random
@@ -108,10 +109,11 @@ def measure(part: Part, name: str, budget_s: float) -> list[str]:
     folder, out = write_workload(runs / name, name), runs / "run"
     optimize = [*LATFIX, "optimize", str(folder), "--budget", f"{budget_s:.0f}s", "--out", str(out)]
     ended = [part.command([*optimize, "--json", str(runs / "optimization.json")], budget_s + _BEYOND_S)]
+    part.put("optimize", ended[0].output[-_OUTPUT:])
     if optimized := _kept(part, runs / "optimization.json", "optimized"):
         plan = ["--plan", str(out / optimized["plan"])] if optimized["plan"] else []
         ideas = [word for change in ALONE for word in ("--set", change)]
-        seconds = _ARM_S * (len(ALONE) + 1 + len(plan) / 2)
+        seconds = _ARM_S * (len(ALONE) + 1 + len(plan) / 2) + _COMPILING_S
         alone = [*LATFIX, "try", str(folder), *plan, *ideas, "--rounds", "1", "--budget", f"{seconds:.0f}s"]
         alone += ["--out", str(runs / "try"), "--json", str(runs / "try.json")]
         ended.append(part.command(alone, seconds + _BEYOND_S))
