@@ -15,6 +15,7 @@ from latfix.formatting import counted, milliseconds, percent, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
+from latfix.profilers.evidence.device_idle import idle_ns
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments
 from latfix.profilers.evidence.units import Evidence, first_uses_slow, late_shapes
 from latfix.results.diagnosis import CauseSummary, Losses
@@ -44,6 +45,8 @@ _FEW_IN_TAIL = 10
 #: Prefix of causes of first use, and the share of the tail from which a missing warm-up is worth a warning.
 _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05
+#: Share of a batch's time from which the device mostly waits.
+_MOSTLY = 0.5
 #: Share of the new shapes in the run's second half from which warm-up would not have run most.
 _KEPT_COMING = 1 / 3
 #: Its main process opens the socket without the protocol's number, and asyncio then does not set TCP_NODELAY.
@@ -328,6 +331,8 @@ def warnings(
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
     if n and first_use >= _WORTH_A_NOTE:
         notes += _first_uses(evidence, first_use, live=live)
+    if n:
+        notes += _waiting_device(evidence)
     if n and not evidence.expected.models["compute"].accepted:
         notes.append(_no_model(evidence))
     return notes
@@ -348,6 +353,20 @@ def _first_uses(evidence: Evidence, share: float, *, live: bool) -> list[str]:
     return [
         f"No warm-up requests were sent, and first use is {percent(share)} of the tail: "
         "warmup_requests = 10 in workload.toml excludes it."
+    ]
+
+
+def _waiting_device(evidence: Evidence) -> list[str]:
+    """A device that mostly waits for the host, in typical batches: no cause of slow ones, but of them all."""
+    profile, idle, quiet = evidence.setup.device_profile, idle_ns(evidence), evidence.quiet_batch
+    if profile is None or idle is None or not quiet.any():
+        return []
+    waiting = float(np.median(idle[quiet]) / np.median(evidence.batches["device_ns"][quiet]))
+    if waiting < _MOSTLY or profile.sync_share > _MOSTLY:
+        return []
+    return [
+        f"In a typical batch the device waits for the host for {percent(waiting)} of the time, because it issues "
+        f"{profile.launches:.0f} operators one by one: cuda_graphs = true issues them at once (fuse.cudagraph)."
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from latfix.profilers.evidence.device_idle import DeviceProfile, idle_ns, issue_
 from latfix.profilers.evidence.units import gather
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.causes.diagnosed import causes_of, own_ms
+from tests.profilers.causes.diagnosed import causes_of, diagnosed, own_ms
 
 Simulate = Callable[..., RunRecord]
 _MS = 1_000_000
@@ -111,6 +112,21 @@ def test_a_device_that_waits_for_the_host_is_starved_of_launches(simulate: Simul
     cause = causes_of(record)["dispatch.launch"]
     assert cause.named and np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(14.0, rel=0.05)
     assert "300 operators of a batch are issued one by one" in cause.evidence and cause.fixes == ("fuse.cudagraph",)
+
+
+@pytest.mark.parametrize(("busy_ms", "sync", "noted"), [(2.0, 0.0, True), (8.0, 0.0, False), (2.0, 9.0, False)])
+def test_a_device_that_mostly_waits_is_noted_although_all_batches_do(
+    simulate: Simulate, busy_ms: float, sync: float, noted: bool
+) -> None:
+    """No cause of slow requests, and what makes each of them slower. Where the code waits, graphs may not help."""
+    profile = _profile(busy_ms=busy_ms, sync=sync, waits=6 if sync else 0)
+    steady = simulate(n=900, rate=20, base=10.0, per_item=0.0)
+    notes = diagnosed(_on_device(steady, {}, device_profile=profile)).notes
+    waiting = [note for note in notes if "the device waits for the host" in note]
+    assert bool(waiting) is noted, notes
+    assert not noted or "because it issues 300 operators" in waiting[0]
+    share = [int(text) for note in waiting for text in re.findall(r"(\d+) % of the time", note)]
+    assert share == pytest.approx([80] * noted, abs=2)
 
 
 def test_a_blocked_launching_thread_is_no_lack_of_launches(simulate: Simulate) -> None:
