@@ -120,10 +120,13 @@ class Service:
             for instance in self.models.instances:  # inputs are sorted by size
                 instance.resident = inputs[0] if inputs else None
         if wanted:
-            # On a device each worker has its own streams and buffers, even with a shared model.
+            # On a device each worker has its own streams and buffers, even with a shared model; on the host a thread
+            # that shares one has only its operator threads and its heap to make.
             on_device = self.models.instances[0].accelerator is not None
-            for number, instance in enumerate(self.models.instances if on_device else self.models.distinct()):
-                as_worker(instance, self.settings, partial(self._run_sizes, instance, inputs), number)
+            own = {id(instance) for instance in (self.models.instances if on_device else self.models.distinct())}
+            for number, instance in enumerate(self.models.instances):
+                run = inputs if id(instance) in own else inputs[:1]
+                as_worker(instance, self.settings, partial(self._run_sizes, instance, run), number)
             self.warmup.shapes += len(inputs)
         self.warmup.seconds += time.perf_counter() - started
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,11 +115,13 @@ def test_the_thread_ends_with_its_object_and_keeps_nothing_of_its_work() -> None
     assert _settled(lambda: not {*threading.enumerate()} - before)
 
 
-def test_warm_up_measurements_and_engines_call_each_model_on_one_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_warm_up_measurements_and_engines_call_each_model_on_one_thread(tmp_path: Path, shared: bool) -> None:
     """torch keeps cuDNN's plans by thread: a replay would pay again for each shape that the warm-up has run."""
     (tmp_path / "noting.py").write_text(ADAPTER)
     traffic = Traffic.plain(np.arange(8) * 10_000_000)
-    service = loaded_service(tmp_path, "noting:Service", warm=traffic, workers=2, warmup_shapes=1, max_batch_size=1)
+    settings: dict[str, Any] = {"workers": 2, "shared_model": shared, "warmup_shapes": 1, "max_batch_size": 1}
+    service = loaded_service(tmp_path, "noting:Service", warm=traffic, **settings)
     calls: list[int] = type(service.models.instances[0].model).forward.__globals__["CALLS"]
     assert len(set(calls)) == 2, "a thread for each worker"
     measure_pace(service, traffic, [[0]], 0.001, workers=2)
