@@ -54,6 +54,7 @@ class Serving:
     :param ageing_ns: time in which a waiting request gains a class, or the work of a typical request; 0 for never.
     :param cost: change of the batches' time; ``None`` for the recorded time.
     :param pace: factor of batch times relative to the prediction, from replays (:meth:`Forecast.pace_of`).
+    :param warm_shapes: input sizes run at warm-up, spread over those of the traffic.
     :param without: ids of causes whose time is removed from requests and batches.
     """
 
@@ -67,6 +68,7 @@ class Serving:
     ageing_ns: int = 0
     cost: BatchCost | None = None
     pace: float = 1.0
+    warm_shapes: int = 0
     without: frozenset[str] = frozenset()
 
 
@@ -80,6 +82,7 @@ class _Work:
     :ivar slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
         the last row has no cause and either sign.
     :ivar length: the key of batches by length.
+    :ivar shapes: how many different sizes of inputs there are.
     """
 
     def __init__(self, evidence: Evidence, books: LedgerContext, model: _BatchTime) -> None:
@@ -118,6 +121,7 @@ class _Work:
         self.prepare_extra = brought[:, chosen]
         self.priority = evidence.priority[chosen]
         self.length = rows["bucket_length"][chosen]
+        self.shapes = len(np.unique(padded_sides(rows)[chosen], axis=0))
         self.causes = causes
 
     def met(self, without: Collection[str]) -> tuple[Floats, Floats, Floats]:
@@ -301,7 +305,7 @@ class Forecast:
         members: dict[int, list[int]] = {}
         for position, batch in zip(rows["index"].tolist(), rows["batch_id"].tolist(), strict=True):
             members.setdefault(batch, []).append(place.get(position, -1))
-        time_of, (_, pauses, slowed) = self._model.timer(work.inputs, serving.cost), work.met(serving.without)
+        time_of, (_, pauses, slowed) = self._timer(work.inputs, serving), work.met(serving.without)
         took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
         # A request that shared its steps is a batch of its own, and its size is how many shared them.
         stretch = _stretch(time_of, serving.max_batch, len(work.index)) if serving.in_steps else None
@@ -327,7 +331,7 @@ class Forecast:
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
         order = np.argsort(ready, kind="stable")
         when, turn = ready[order], some[order]
-        time_of, finishing = model.timer(work.inputs[turn], serving.cost), work.finish[turn].tolist()
+        time_of, finishing = self._timer(work.inputs[turn], serving), work.finish[turn].tolist()
         stopped: list[float] = np.roll(pauses, rotated)[turn].tolist()
         slower: list[float] = np.roll(slowed, rotated)[turn].tolist()
         closed, ended = [0.0] * len(order), [0.0] * len(order)
@@ -366,6 +370,21 @@ class Forecast:
         served = np.empty((2, len(order)))
         served[:, order] = closed, ended
         return served[0] - prepare - handed, served[1] - arrival
+
+    def _timer(self, inputs: Floats, serving: Serving) -> Callable[[Sequence[int]], float]:
+        """The time of a service's batches in turn, including what new shapes take longer unless warm-up ran all."""
+        time_of, cost = self._model.timer(inputs, serving.cost), serving.cost
+        if cost is None or not cost.new_shape_ns or serving.warm_shapes >= self._work.shapes or serving.in_steps:
+            return time_of
+        rows, seen, longer = inputs.tolist(), set[tuple[int, float]](), cost.new_shape_ns
+
+        def in_turn(members: Sequence[int]) -> float:
+            shape = len(members), self._model.held(rows, members)[1]
+            new = shape not in seen
+            seen.add(shape)
+            return time_of(members) + longer * new
+
+        return in_turn
 
 
 def _stretch(time_of: Callable[[Sequence[int]], float], most: int, requests: int) -> list[float]:
@@ -429,7 +448,7 @@ class _BatchTime:
         rows, known, shape = inputs.tolist(), self.coefficients, self.shape
 
         def time_of(members: Sequence[int]) -> float:
-            total, elements, top = self._held(rows, members)
+            total, elements, top = self.held(rows, members)
             size, longest = len(members), top[1]
             if known:
                 took = self.bias + sum(map(float.__mul__, known, padded_row(size, total, elements, top)))
@@ -453,10 +472,10 @@ class _BatchTime:
 
     def columns_of(self, inputs: Floats, members: Sequence[int]) -> list[float]:
         """:func:`latfix.profilers.forecast.batch_cost.columns` of a batch of some of these inputs."""
-        _, elements, top = self._held(inputs.tolist(), members)
+        _, elements, top = self.held(inputs.tolist(), members)
         return columns(len(members), elements, top[1], top[2:])
 
-    def _held(self, rows: list[list[float]], members: Sequence[int]) -> tuple[float, float, list[float]]:
+    def held(self, rows: list[list[float]], members: Sequence[int]) -> tuple[float, float, list[float]]:
         """Real and padded elements of a batch, and the maximum of each attribute."""
         if len(members) == 1:
             only = rows[members[0]]

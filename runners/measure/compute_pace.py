@@ -21,6 +21,7 @@ from latfix.arrays import Floats
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import arrays_of
 from latfix.runners.gpu.device_selection import in_mode
 from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 
@@ -61,6 +62,7 @@ def measure_pace(
     workers: int,
     preparing: bool = False,
     failures: list[str] | None = None,
+    new_shapes: list[float] | None = None,
 ) -> list[float]:
     """Nanoseconds of each batch while several workers compute: collate and compute, on a device only compute.
 
@@ -72,8 +74,11 @@ def measure_pace(
     :param workers: number of workers that compute at the same time.
     :param preparing: one more thread prepares the requests repeatedly.
     :param failures: receives the messages of the model's exceptions.
+    :param new_shapes: receives how many nanoseconds longer the first batch of each new shape took, without the first
+        of all.
     """
     failures = [] if failures is None else failures
+    new_shapes = [] if new_shapes is None else new_shapes
     adapter = service.models.adapter
     inputs: list[list[Any]] = []
     for batch in batches:
@@ -92,7 +97,8 @@ def measure_pace(
             preparer.start()
         jobs = [
             instance.thread.start(
-                partial(_compute, service, instance, inputs, took[k], failures, until, at_last), f"latfix-pace-{k}"
+                partial(_compute, service, instance, inputs, took[k], (failures, new_shapes), (until, at_last)),
+                f"latfix-pace-{k}",
             )
             for k, instance in enumerate(instances)
         ]
@@ -112,16 +118,18 @@ def _compute(
     instance: ModelInstance,
     inputs: list[list[Any]],
     took: list[list[float]],
-    failures: list[str],
-    until: float,
-    at_last: float,
+    found: tuple[list[str], list[float]],
+    limits: tuple[float, float],
 ) -> None:
     import torch
+
+    (failures, new_shapes), (until, at_last) = found, limits
 
     if service.settings.intra_op_threads:
         torch.set_num_threads(service.settings.intra_op_threads)
     usable = [k for k, batch in enumerate(inputs) if batch]
     mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
+    new: list[int] = []
     with in_mode(instance.device, mode):
         for number in range(_MOST_PASSES + 1):
             if number and time.perf_counter() > (until if number > _LEAST_PASSES else at_last):
@@ -130,6 +138,8 @@ def _compute(
                 started = time.perf_counter_ns()
                 try:
                     batch = instance.collate(inputs[k])  # kept until the device is done with it
+                    if not number and instance.first_time(arrays_of(batch)):
+                        new.append(k)
                     with instance.working():
                         placed = instance.on_device(batch)
                     if instance.accelerator is not None:  # on a device, copies are separate stages
@@ -140,6 +150,7 @@ def _compute(
                     failures.append(describe(error))
                     continue
                 took[k].append(time.perf_counter_ns() - started)
+    new_shapes += [took[k][0] - min(took[k][1:]) for k in new if k != usable[0] and len(took[k]) > 1]
     for times in took:
         # The first pass is a warm-up. If it alone took too long, a neighbor has the cores, and it has to do.
         del times[: len(times) > 1]

@@ -8,10 +8,13 @@ Answers are scored only when the best configuration is about to be replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latfix.errors import LatfixError
+from latfix.formatting import from_ns
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving, removable
 from latfix.runners.fixes import Fix
@@ -27,6 +30,8 @@ _SHARING = frozenset({"workers", "intra_op_threads", "shared_model"})
 _SHARED = frozenset({"env", "keep_precision", "warmup_shapes"})
 #: A way cannot gain if even its best batch takes this multiple of the baseline's time.
 _HOPELESS = 1.02
+#: The first batch of a new shape takes longer if that is at least this share of a batch's time.
+_NEW_SHAPE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,7 @@ class Configuration:
             shortest=settings.schedule == "shortest",
             ageing_ns=int(settings.ageing_ms * 1e6),
             cost=cost,
+            warm_shapes=settings.warmup_shapes,
             without=removable(removed),
         )
 
@@ -174,7 +180,7 @@ def measure(
     fixes = [choice.fix for choice in way.choices]
     arm = bench.arm(f"pace-{'-'.join(way.fixes)}", way.settings, way.fixes, alone=bench.room.alone_with(fixes))
     try:
-        paces = bench.retry_alone(arm, lambda: bench.paces(base, arm, batches))
+        before, after, new_shape_ns = bench.retry_alone(arm, lambda: bench.paces(base, arm, batches))
     except LatfixError as error:
         if base.failed:
             raise
@@ -182,9 +188,12 @@ def measure(
         return Alternative(choices=way.choices, status="not_effective", reason=reason)
     finally:
         arm.close()
-    found = forecast.cost(batches, *paces)
+    found = forecast.cost(batches, before, after)
     if found is None:
         return Alternative(choices=way.choices, status="not_effective", reason="no batch was computed with it")
     reason = f"the same batches take x{found.typical:.2f} ({found.least:.2f} to {found.most:.2f}) as long"
+    if new_shape_ns > _NEW_SHAPE * float(np.nanmedian(after)):
+        found = replace(found, new_shape_ns=new_shape_ns)
+        reason += f", the first of a new shape {from_ns(new_shape_ns)} longer"
     faster = found.least < _HOPELESS or any(choice.fix.compute == 1.0 for choice in way.choices)
     return Alternative(choices=way.choices, cost=found, status="ready" if faster else "no_gain", reason=reason)

@@ -260,8 +260,12 @@ class Bench:
             arm.replay(folder, part, self.watch, seed=self.seed)
         arm.settled = True
 
-    def paces(self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+    def paces(
+        self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]
+    ) -> tuple[list[float], list[float], float]:
         """Nanoseconds of some batches on both services; NaN for a batch that failed.
+
+        And how much longer the first batch of a new shape takes on the other one, compared with the base.
 
         The base is measured before the other service, and again after it if its measurement is old. Workers share
         cores with each other and with the preparation of requests; the result is weighted by how often they do.
@@ -277,7 +281,8 @@ class Bench:
         mean = {name: (one + again[name]) / 2 for name, one in before.items()}
         ratio = after["alone"] / mean["alone"]
         quicker = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
-        return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0))
+        new_shape = max(after["new_shape"].item() - before["new_shape"].item(), 0.0)
+        return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0)), new_shape
 
     def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> list[float]:
         """Nanoseconds of some batches with the first settings; NaN for a batch that failed. See :meth:`paces`."""
@@ -305,7 +310,8 @@ class Bench:
         if not any(answer["alone"]):
             raise RunnerError(next(iter(answer["failures"]), "none of its batches was computed"))
         arm.worn = arm.worn or bool(self._prepared)
-        return {name: np.array(answer[name], dtype=np.float64) for name in ("alone", "together", "beside")}
+        names = ("alone", "together", "beside", "new_shape")
+        return {name: np.array(answer[name], dtype=np.float64) for name in names}
 
     def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
         """Evidence in the arm's service that its settings took effect.

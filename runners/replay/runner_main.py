@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ from latfix.traffic.schedule import Traffic
 
 #: Requests that warm up a fresh service before a replay that does not measure its first requests.
 _PRIMING = 24
+#: First batches of new shapes whose median is what a new shape costs.
+_NEW_SHAPES = 3
 #: One batch in this many is also computed while requests are prepared: this is slow, and yields a single factor.
 _PREPARED_BESIDE = 3
 #: Before user code is loaded.
@@ -149,7 +152,7 @@ class Child:
         """How fast the service computes some batches; see :mod:`latfix.runners.measure.compute_pace`."""
         traffic = self._schedule(command)
         self._warm(traffic)
-        failures = list[str]()
+        failures, new_shapes = list[str](), list[float]()
         paces: dict[str, Any] = {"failures": failures}
         workers = self._service.settings.workers
         batches = command["batches"]
@@ -170,10 +173,11 @@ class Child:
                 workers=together,
                 preparing=preparing,
                 failures=failures,
+                new_shapes=new_shapes,
             )
             paces[name] = [value if math.isfinite(value) else None for value in pace]
             del failures[1:]
-        return paces
+        return paces | {"new_shape": median(new_shapes) if len(new_shapes) >= _NEW_SHAPES else 0.0}
 
     def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:
         """Replay the schedule in ``folder`` and record into it."""

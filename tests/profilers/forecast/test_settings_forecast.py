@@ -139,6 +139,18 @@ def test_halved_compute_is_predicted(simulate: Simulate, waiting: bool) -> None:
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
+def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all(simulate: Simulate) -> None:
+    several = np.array([10, 30, 20, 30, 10, 40] * 20)
+    forecast = Forecast(simulate(**{**BUSY, "n": len(several), "rate": 2.0, "max_batch": 1, "lengths": several}))
+    slow = changed(forecast, cost=BatchCost(new_shape_ns=20e6))
+    added = forecast.latencies(slow) - forecast.latencies(forecast.serving)
+    assert np.flatnonzero(added > 1e6).tolist() == [0, 1, 2, 5]
+    assert added[[0, 1, 2, 5]] == pytest.approx(20e6, rel=0.02)
+    for shapes, charged in ((4, False), (3, True)):
+        warm = forecast.latencies(replace(slow, warm_shapes=shapes))
+        assert np.array_equal(warm, forecast.latencies(forecast.serving)) is not charged
+
+
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
 def test_the_pace_comes_from_a_replay(simulate: Simulate, slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}

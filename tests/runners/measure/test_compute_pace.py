@@ -92,6 +92,22 @@ class Busy(Sleeper):
         return super().prepare(request)
 
 
+class Planning(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.planned = set()
+
+    def forward(self, x):
+        time.sleep(0.002 if x.shape in self.planned else 0.03)
+        self.planned.add(x.shape)
+        return x
+
+
+class Planner(Sleeper):
+    def load(self, device):
+        return Planning()
+
+
 class Holder(Sleeper):
     def load(self, device):
         return Holding()
@@ -158,6 +174,16 @@ def test_one_pass_is_enough_if_it_takes_longer_than_all_may(
     found = measure_pace(service, schedule([ms, ms]), [[0], [1]], 0.02, workers=1)
     assert min(found) >= ms * MS and (len(called) == 2) is once
     assert passes_s(0.02, 2 * ms / 1e3) == estimate_s
+
+
+def test_what_new_shapes_take_longer_is_told_apart_from_the_pace(serve: Any) -> None:
+    """A library may make a plan for each shape; the first batch of all may also be slow for other reasons."""
+    service, work, new = serve("Planner", max_batch_size=4), schedule([1.0] * 4), list[float]()
+    batches = [list(range(size)) for size in (1, 2, 3, 4)]
+    found = measure_pace(service, work, batches, 0.05, workers=1, new_shapes=new)
+    assert max(found) < 28 * MS and len(new) == 3 and min(new) > 0.8 * 28 * MS
+    measure_pace(service, work, batches, 0.05, workers=1, new_shapes=new)
+    assert len(new) == 3, "they are not new any more"
 
 
 def test_copies_to_a_device_do_not_count(serve: Any) -> None:

@@ -113,6 +113,7 @@ class World:
     first_load_s: float = LOAD_S
     now: float = 0.0
     paces: dict[str, float] = field(default_factory=dict)
+    new_shape_ns: dict[str, float] = field(default_factory=dict)
     shown: dict[str, float] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
@@ -266,9 +267,11 @@ class FakeArm:
             pace *= self.world.shares.get(self.settings.workers, 1.0) * (PROFILED if self.profiled else 1.0)
             if math.isnan(pace):
                 none = [None] * len(_more["batches"])
-                return {"alone": none, "together": none, "beside": none, "failures": ["TypeError: no such layer"]}
+                failures = ["TypeError: no such layer"]
+                return {"alone": none, "together": none, "beside": none, "failures": failures, "new_shape": 0.0}
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
-            return {"alone": each, "together": each, "beside": each, "failures": []}
+            new_shape = max((self.world.new_shape_ns.get(name, 0.0) for name in env), default=0.0)
+            return {"alone": each, "together": each, "beside": each, "failures": [], "new_shape": new_shape}
         if do == "evaluate":
             if "save" in _more:
                 plain_archive.save(Path(_more["save"]), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,6 +186,15 @@ def test_a_configuration_predicted_to_be_no_better_is_not_replayed(search: Any, 
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.OTHER": "no_gain"}
     assert "another way to run the model is predicted to be better" in world.step(outcome, "OTHER").reason
     assert len(outcome.trials) == 1
+
+
+def test_what_new_shapes_cost_is_part_of_a_way(search: Any, world: Any, tmp_path: Path) -> None:
+    world.new_shape_ns = {"OTHER": 5e6, "FAST": 1e3}
+    outcome = search(model(world, "FAST", 0.5), model(world, "OTHER", 0.7))
+    assert "the first of a new shape 5.00 ms longer" in world.step(outcome, "OTHER").reason
+    ways = json.loads((tmp_path / "out" / "search.json").read_text())["ways"]
+    costs = {each["choices"][0]["fix"]: each["cost"].get("new_shape_ns", 0.0) for each in ways}
+    assert costs == {"a.FAST": 0.0, "a.OTHER": 5e6}, "a hundredth of a batch's time is none"
 
 
 def test_what_is_replayed_next_is_predicted_for_the_replayed_windows(
