@@ -40,9 +40,10 @@ def parse_derived(name: str, source: str, where: str) -> Expression:
     return Expression.parse(source, f"{where} {name}")
 
 
-def parse_map_option(options: Sequence[str]) -> dict[str, str]:
+def parse_map_option(options: Sequence[str], expected: str = "FEATURE=EXPRESSION") -> dict[str, str]:
     """Parse ``FEATURE=EXPRESSION`` texts of the command line into a mapping.
 
+    :param expected: for the message.
     :raises InputError: no ``=``, or a feature twice.
     """
     mapping: dict[str, str] = {}
@@ -50,7 +51,7 @@ def parse_map_option(options: Sequence[str]) -> dict[str, str]:
         name, equals, expression = option.partition("=")
         name = name.strip()
         if not equals or not name or not expression.strip():
-            raise InputError(f"--map: found {shown(option)}; expected FEATURE=EXPRESSION")
+            raise InputError(f"--map: found {shown(option)}; expected {expected}")
         if name in mapping:
             raise InputError(f"--map: found {name} twice; expected each feature once")
         mapping[name] = expression.strip()

@@ -16,9 +16,15 @@ from latfix.errors import input_error
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, opened
-from latfix.profilers.recordings.requests.formats.mapped_log import statuses_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable, ns_of, number_or_nan, routes_of
+from latfix.profilers.recordings.requests.request_table import (
+    UNKNOWN,
+    RequestTable,
+    ns_of,
+    number_or_nan,
+    routes_of,
+    statuses_of,
+)
 from latfix.profilers.recordings.requests.text_source import LATEST_NS, BadLines, begins_with_object, json_object
 from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source

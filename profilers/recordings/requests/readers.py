@@ -15,6 +15,7 @@ from latfix.errors import InputError, input_error
 from latfix.formatting import counted
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests import findings
+from latfix.profilers.recordings.requests.columns.column_roles import PER_REQUEST
 from latfix.profilers.recordings.requests.formats import (
     access_log,
     aiperf,
@@ -48,17 +49,17 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"\ANVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
     (rb"\ARunning \S+ test @ |^Summary:\s+(Total|Success rate):|^Requests +\[total|^This is ApacheBench|^Bombarding |"
      rb"^ *Value +Percentile +TotalCount",
-     f"a summary of a load test, without single requests; {mapped_log.PER_REQUEST}"),
+     f"a summary of a load test, without single requests; {PER_REQUEST}"),
     (rb"^slot +print_timing|prompt eval time = ", "llama.cpp's log, in which no line has a time and a latency; "
      "--pattern 'total time = +(?P<latency_ms>[0-9.]+) ms' reads latencies alone; " + _SERVER_SIDE),
     (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
-     f"statistics of Locust, without single requests; {mapped_log.PER_REQUEST}"),
+     f"statistics of Locust, without single requests; {PER_REQUEST}"),
     (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
     (rb"\A([-\d.:TZ]+[,;\t|]){1,50}[-\d.]+\r?\n", "rows of numbers without a header; put a line with their names "
      "before them, such as arrival_s,latency_ms,size"),
     (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
     (rb'\A\s*\{(?s:.*)"\w*(p\(?\d\d\)?|mean|median|avg|average)\w*"\s*:',
-     f"figures of many requests; {mapped_log.PER_REQUEST}"),
+     f"figures of many requests; {PER_REQUEST}"),
     (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
      f"long each request took; {_SERVER_SIDE}"),
     (rb'"[A-Z]+ \S+ HTTP/[0-9.]+" [1-5][0-9]{2}\b',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat
@@ -24,6 +25,13 @@ CANCELLED = 9
 #: In columns of nanoseconds: not recorded.
 UNKNOWN = -1
 _NONE: Mapping[str, Any] = {}
+_ANSWERED, _NO_ANSWER = (re.compile(rf"\s*{code}(\.0)?\s*") for code in ("2[0-9]{2}", "0+"))
+#: A code of HTTP, and the reason that may follow it.
+_CODE = re.compile(r"([1-5][0-9]{2})(\.0)?(\s.*)?")
+_OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
+_ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
+         "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
+         "aborted": CANCELLED}  # fmt: skip
 
 
 def http_status(code: int) -> int:
@@ -38,6 +46,20 @@ def http_status(code: int) -> int:
     if code in (0, 460, 499):  # left before an answer: in Envoy's logs, AWS's and nginx's
         return CANCELLED
     return Status.ERROR if code >= 500 else Status.OK
+
+
+def statuses_of(words: Sequence[str]) -> npt.NDArray[np.int8]:
+    """The statuses that words or HTTP codes stand for. Beside codes of HTTP, 0 is no answer."""
+    ends = {word: _status(word.strip().lower()) for word in set(words)}
+    if any(map(_ANSWERED.fullmatch, ends)):
+        ends |= {word: Status.ERROR for word in ends if _NO_ANSWER.fullmatch(word)}
+    return np.array([ends[word] for word in words], np.int8)
+
+
+def _status(word: str) -> int:
+    if code := _CODE.fullmatch(word):
+        return http_status(int(code[1]))
+    return Status.OK if word in _OK else _ENDS.get(word, Status.ERROR)
 
 
 def routes_of(words: Sequence[str], name: str = "route") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -53,6 +53,11 @@ _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
 _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
 #: What Python says of a text that is no number.
 _VALUE = re.compile(r"^(?:invalid literal|could not convert).*?: ('.*')$")
+#: Durations in Go's format; in that of Python and .NET, with days; in that of ISO 8601, without them.
+_SPAN = re.compile(r"([0-9.]+) ?(h|ms|µs|μs|us|ns|m|s)")
+_CLOCK = re.compile(r"(?:(\d+)(?: days?,? |\.))?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)")
+_OF_ISO = re.compile(r"PT(?=\d)(?:\d+H)?(?:\d+M)?(?:[0-9.]+S)?")
+_SPAN_NS = {**UNITS_NS, "µs": 1_000, "μs": 1_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
 _BLANKS = re.compile(r"\s*")
 _WORD = re.compile(r"[MUN]Secs?$|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
@@ -121,6 +126,34 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(file, 1):
             if text := line.decode().strip():
                 yield number, text
+
+
+def csv_batches(
+    file: Any,
+    names: Sequence[str],
+    wanted: Collection[str],
+    invalid: Callable[[Any], str],
+    block_bytes: int,
+    **parse: Any,
+) -> Any:
+    """Batches of the wanted columns of CSV as Arrow's texts, each of about so many bytes.
+
+    :param invalid: called with each row with another number of fields; ``parse``: options of ``csv.ParseOptions``.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    return csv.open_csv(
+        file,
+        read_options=csv.ReadOptions(column_names=list(names), block_size=block_bytes, use_threads=False),
+        parse_options=csv.ParseOptions(invalid_row_handler=invalid, **parse),
+        convert_options=csv.ConvertOptions(
+            include_columns=list(wanted),
+            column_types=dict.fromkeys(wanted, pa.string()),
+            strings_can_be_null=False,
+            check_utf8=False,
+        ),
+    )
 
 
 def json_objects(path: Path, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -327,6 +360,30 @@ def _instant_or_unknown(text: str) -> int:
         return instant_ns(text)
     except ValueError:
         return -1
+
+
+def duration_ns(text: str) -> float:
+    """Nanoseconds of ``12.5ms``, ``1m2.3s``, ``PT1.5S``, ``0:00:01.5``, ``0 days 00:00:01.5``; NaN if it is none."""
+    if clock := _CLOCK.fullmatch(text.strip()):
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * UNITS_NS["s"]
+    if _OF_ISO.fullmatch(text):
+        text = text.removeprefix("PT").lower()
+    spans = [] if _SPAN.sub("", text).strip() else _SPAN.findall(text)
+    try:
+        return sum(float(amount) * _SPAN_NS[unit] for amount, unit in spans) if spans else float("nan")
+    except ValueError:  # 1.2.3
+        return float("nan")
+
+
+def number_of(value: Any, unit_ns: int) -> float:
+    """A value as a number, a duration with a unit of its own in units of ``unit_ns``; NaN if it is neither."""
+    if isinstance(value, bool) or value is None:
+        return float("nan")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return duration_ns(value) / unit_ns if isinstance(value, str) else float("nan")
 
 
 def resolution_ns(moments: Ints) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from latfix.profilers.recordings.requests.text_source import (
     LONGEST_NS,
     NUMBER_IN_PATH,
     BadLines,
+    csv_batches,
     instants_ns,
     resolution_ns,
 )
@@ -317,7 +318,7 @@ class _Log:
         places, unit_ns = self._layout.places, self._layout.unit_ns
 
         def column(meaning: str) -> Any:
-            text = block.column(str(places[meaning])).combine_chunks()
+            text = block.column(str(places[meaning]))
             around = self._layout.around.get(meaning, "")
             return pc.replace_substring_regex(text, around, "") if around else text
 
@@ -408,26 +409,9 @@ def _order_of_ends(layout: Layout, stamp: Ints, latency: Ints, resolution: int) 
     return False, ""
 
 
-def _tables(file: Any, layout: Layout, invalid: Any) -> Iterator[Any]:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    wanted = {str(k): pa.string() for k in layout.places.values()}
-    yield from (
-        pa.Table.from_batches([batch])
-        for batch in csv.open_csv(
-            file,
-            read_options=csv.ReadOptions(
-                column_names=[str(k) for k in range(layout.fields)], block_size=1 << 24, use_threads=False
-            ),
-            parse_options=csv.ParseOptions(
-                delimiter=" ", quote_char='"', escape_char="\\", newlines_in_values=False, invalid_row_handler=invalid
-            ),
-            convert_options=csv.ConvertOptions(
-                include_columns=list(wanted), column_types=wanted, strings_can_be_null=False, check_utf8=False
-            ),
-        )
-    )
+def _tables(file: Any, layout: Layout, invalid: Any) -> Any:
+    names, wanted = map(str, range(layout.fields)), dict.fromkeys(map(str, layout.places.values()))
+    return csv_batches(file, list(names), wanted, invalid, 1 << 24, delimiter=" ", escape_char="\\")
 
 
 def _numbers(text: Any, kind: Any) -> Any:

@@ -1,6 +1,6 @@
 """Text logs, one line per request, read by a regular expression with named groups.
 
-The groups are columns of :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
+The groups are columns as in :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
 ``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS load balancers, gin (Ollama),
 TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6, Gatling's
 ``simulation.log``, Traefik's common format, Squid's, S3's, uWSGI's, the W3C's extended format (IIS, CloudFront), and
@@ -21,7 +21,10 @@ import numpy as np
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import opened, recorded_at
-from latfix.profilers.recordings.requests.formats import access_log, mapped_log
+from latfix.profilers.recordings.requests.columns.column_roles import dependencies_among
+from latfix.profilers.recordings.requests.columns.column_values import Block
+from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, read_blocks
+from latfix.profilers.recordings.requests.formats import access_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines
 from latfix.traffic.derived_features import parse_map_option
@@ -172,14 +175,14 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
     """
     lines = _lines(recorded_at(path).head)
     known = None if pattern else _format_of(lines)
-    bad = BadLines(path, mapped_log.EXPECTED_ROW)
+    bad = BadLines(path, EXPECTED_ROW)
     if pattern or known is not None:
         expression = _compiled(known.pattern if known else pattern)
         names = tuple(expression.groupindex)
         extract = _by_groups(expression.pattern, names)
         sample = [found.groupdict("") for line in lines if (found := expression.search(line))]
         mapped = " ".join(parse_map_option(mapping).values())
-        groups = mapped_log.dependencies_among([name for name in names if name not in mapped])
+        groups = dependencies_among([name for name in names if name not in mapped])
         meaning = dict(known.meaning) if known else groups
     else:
         sample = [_pairs(line) for line in lines]
@@ -190,10 +193,10 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
     first = {name: next((row[name] for row in sample if row.get(name)), "") for name in names}
     skipped = OtherLines()
 
-    def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[mapped_log.Block]:
+    def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[Block]:
         return _blocks(path, extract, wanted, needed, skipped)
 
-    table = mapped_log.read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
+    table = read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
     notes = (*table.notes, *skipped.notes())
     writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
     return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})
@@ -297,7 +300,7 @@ def _by_keys(lines: Any, wanted: Sequence[str], needed: Collection[str]) -> tupl
 
 def _blocks(
     path: Path, extract: _Extract, wanted: Sequence[str], needed: Collection[str], skipped: OtherLines
-) -> Iterator[mapped_log.Block]:
+) -> Iterator[Block]:
     import pyarrow as pa
     import pyarrow.compute as pc
 

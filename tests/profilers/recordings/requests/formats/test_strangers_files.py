@@ -21,7 +21,8 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.formats import access_log, mapped_log, otlp_spans, span_columns
+from latfix.profilers.recordings.requests.columns import json_table
+from latfix.profilers.recordings.requests.formats import access_log, otlp_spans, span_columns
 from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.prometheus_metrics import parse_metrics
@@ -284,6 +285,8 @@ def test_the_only_duration_is_the_latency_and_named_in_a_note(tmp_path: Path) ->
     table = table_of(tmp_path, "ts,model_latency_ms,n\n1763800000,5,2\n1763800001,6,3\n")
     assert table.latency_ns.tolist() == [5 * MS, 6 * MS]
     assert any("model_latency_ms is read as the latency" in note for note in table.notes)
+    ended = table_of(tmp_path, "stamp,latency_ms\n1763800000,5\n1763800001,6\n", "end=stamp")
+    assert ended.latency_ns.tolist() == [5 * MS, 6 * MS] and ended.notes == ()
     with pytest.raises(InputError, match="--map latency_ms=COLUMN"):
         table_of(tmp_path, "ts,model_latency_ms,disk_latency_ms\n1763800000,5,2\n")
 
@@ -642,7 +645,7 @@ def test_a_request_without_an_answer_did_not_end_ok(tmp_path: Path) -> None:
 
 
 def test_an_outage_as_long_as_a_block_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_log, "_AT_ONCE", 2)
+    monkeypatch.setattr(json_table, "_AT_ONCE", 2)
     rows = [{"ts": 1763800000 + k, "latency_ms": 5, "status": 200 * (k > 3)} for k in range(6)]
     table = table_of(tmp_path, "\n".join(map(json.dumps, rows)))
     assert table.status.tolist() == [Status.ERROR] * 4 + [Status.OK] * 2

@@ -11,7 +11,7 @@ import pytest
 from latfix.arrays import Floats
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.possible_inputs import possible_inputs, says_no_input
+from latfix.profilers.recordings.requests.columns.possible_inputs import possible_inputs, says_no_input
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.queueing.closed_loop import in_flight
 from latfix.queueing.queue_inference import infer_queue

@@ -1,0 +1,231 @@
+"""Which column, or expression over columns, plays which role: by the mapping, by a known writer, or by its name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.profilers.recordings.requests.columns import usual_names as usual
+from latfix.profilers.recordings.requests.columns.possible_inputs import says_no_input
+from latfix.profilers.recordings.requests.columns.usual_names import bare, is_called, unit_in
+from latfix.profilers.recordings.requests.request_table import UNKNOWN
+from latfix.profilers.recordings.requests.text_source import (
+    LONGEST_NS,
+    UNITS_NS,
+    column_name,
+    duration_ns,
+    instants_ns,
+    number_of,
+)
+from latfix.traffic.feature_expressions import Expression
+
+EXPECTED = "a table of requests with a latency and a time"
+PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
+TIMES = ("latency", "queue", "first", "dispatch")
+MOMENTS = ("arrival", "end")
+#: Times since 1970: the first chunk and the begin of service, too, may have one of those.
+INSTANTS = (*MOMENTS, "first_at", "begun_at")
+TEXTS = ("status", "cancelled", "route", "server", "id", "user")
+#: Before the names of dependencies, and of columns that may be inputs of the work; how many of those are read.
+PART, POSSIBLE, _MOST_POSSIBLE = "part.", "possible.", 24
+#: A logger writes a line, with a level, when the latency is known. Its level is no status.
+_LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
+_LEVELS = {"trace", "debug", "info", "notice", "warn", "warning"}
+#: Columns of those that wrap the lines of a log, and how they are unwrapped.
+_WRAPPED = (
+    ({"log", "stream"}, "Docker", "jq -j .log FILE"),
+    ({"data.resultType"}, "Loki", "jq -r '.data.result[].values[][1]' FILE"),
+    ({"__REALTIME_TIMESTAMP", "MESSAGE"}, "journald", "jq -r .MESSAGE FILE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The role of a column or expression.
+
+    :param unit_ns: of times; ``None`` to guess it from the size of the numbers.
+    :param sized: the unit was guessed so: of times since 1970, each number has that of its own size.
+    :param by_name: the column's name was recognized; nobody gave its role.
+    """
+
+    name: str
+    source: Expression | str
+    unit_ns: int | None = None
+    sized: bool = False
+    by_name: bool = False
+
+    @property
+    def is_possible(self) -> bool:
+        """True if the column may be an input of the work, for all that its name says."""
+        return self.name.startswith(POSSIBLE)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source.names
+
+    @property
+    def text(self) -> str:
+        """The column or the expression."""
+        return self.source if isinstance(self.source, str) else self.source.source
+
+
+def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
+    """The roles of columns: from the mapping, then from a known writer, then from their names.
+
+    :param columns: by name, a value of each.
+    :raises InputError: a latency or a column is missing, or the latency's unit is unknown.
+    """
+    names = tuple(columns)
+    roles = [_mapped(path, name, source, names) for name, source in mapping.items()]
+    taken = {role.name for role in roles}
+    for known, meaning in usual.WRITERS:
+        if known <= set(names):
+            written = [
+                _mapped(path, name, column, names)
+                for name, column in meaning.items()
+                if column in names or " + " in column  # of columns that identify the writer
+            ]
+            roles += [role for role in written if role.name not in taken]
+            taken = {role.name for role in roles}
+    used = {column for role in roles for column in role.columns}
+    for role, pattern in usual.USUAL:
+        if role in taken or (role in MOMENTS and "latency" in taken and taken & set(MOMENTS)):
+            continue
+        if role == "begun_at" and not any(_was_submitted(each) for each in roles):
+            continue
+        called = [each for each in names if each not in used and is_called(each, pattern)]
+        # A begin and an end give the latency, too, but the time of a line does not.
+        called.sort(
+            key=lambda name: (
+                role == "arrival" and not is_called(name, usual.SUBMITTED),
+                "latency" not in taken and is_called(name, usual.WRITTEN),
+            )
+        )
+        column = next((each for each in called if _may_be(role, each, columns)), None)
+        if column is None or (pattern is usual.ONLY and len(called) > 1):
+            continue
+        if pattern in usual.WITH_UNIT and not _has_unit(column, columns):
+            continue
+        if role == "arrival" and (used & set(usual.NGINX) or _is_logged(column, names)):
+            role = "end"  # nginx, too, writes a line when the request ends
+        roles.append(Role(role, column, unit_in(column), by_name=True))
+        taken.add(role)
+        used.add(column)
+    roles = [_as_written(role, columns) for role in roles]
+    if not any(name in mapping for name in taken - {*TIMES, *MOMENTS, *TEXTS}):
+        others = [name for name in names if name not in used and column_name(name) not in taken]
+        others = [name for name in others if not says_no_input(bare(name))]
+        work = [name for name in others if usual.WORK.search(bare(name))]
+        roles += [Role(column_name(name), name) for name in work]
+        possible = [name for name in others if name not in work and _is_number(name, columns)]
+        roles += [Role(POSSIBLE + name, name) for name in possible[:_MOST_POSSIBLE]]
+    return _checked(path, roles, names)
+
+
+def dependencies_among(names: Sequence[str]) -> dict[str, str]:
+    """The mapping of columns that are durations and have the usual name of no role."""
+    times = (usual.LATENCY, usual.ARRIVAL, usual.END, usual.QUEUE, usual.FIRST)
+    return {name: name for name in names if unit_in(name) and not is_called(name, *times)}
+
+
+def _is_number(name: str, columns: Mapping[str, Any]) -> bool:
+    """True for a column of numbers, of which the first may be missing."""
+    value = columns[name]
+    return bool(name) and (value in (None, "") or math.isfinite(number_of(value, 1)))
+
+
+def _was_submitted(role: Role) -> bool:
+    """True if a request is known to have been there before its service began."""
+    return role.name == "arrival" and role.by_name and is_called(role.text, usual.SUBMITTED)
+
+
+def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
+    """False for a date as latency, one without a unit beside a begin and an end, and a logger's level as status."""
+    if role != "latency":
+        return role != "status" or str(columns[name]).lower() not in _LEVELS
+    if _has_unit(name, columns):
+        return not _is_date(columns[name]) and not _is_long(name, columns[name])
+    others = [each for each in columns if not is_called(each, usual.WRITTEN)]
+    return not all(any(is_called(each, pattern) for each in others) for pattern in (usual.ARRIVAL, usual.END))
+
+
+def _has_unit(name: str, columns: Mapping[str, Any]) -> bool:
+    """True if a time needs no unit: its column has one, or the value is written with one or as a date."""
+    value = columns[name]
+    return unit_in(name) is not None or _is_date(value) or _is_written_with_unit(value)
+
+
+def _is_written_with_unit(value: Any) -> bool:
+    return isinstance(value, str) and math.isfinite(duration_ns(value))
+
+
+def _is_long(name: str, value: Any) -> bool:
+    """True if a number is too long for a duration, as a time since 1970 is."""
+    return number_of(value, 1) * (unit_in(name) or 1) > LONGEST_NS
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, str) and int(instants_ns([value])[0]) != UNKNOWN
+
+
+def _is_logged(column: str, names: Sequence[str]) -> bool:
+    return is_called(column, usual.WRITTEN) and not _LEVEL.isdisjoint(map(str.lower, names))
+
+
+def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
+    """The role with nanoseconds as unit if it has none and its values are written with units; else unmodified.
+
+    A first chunk with a date, or a time since 1970, is a moment.
+    """
+    if role.name == "first" and isinstance(role.source, str):
+        value = columns[role.source]
+        if _is_date(value) or _is_long(role.source, value) or re.search("(_at|stamp)$", bare(role.source), re.I):
+            return replace(role, name="first_at")
+    if role.unit_ns is not None or role.name not in (*TIMES, *INSTANTS):
+        return role
+    values = [value for name in role.columns if (value := columns.get(name)) not in (None, "")]
+    return replace(role, unit_ns=1) if values and all(map(_is_written_with_unit, values)) else role
+
+
+def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
+    by_name = {role.name: role for role in roles}
+    figures = [name for name in names if usual.FIGURE.search(name)]
+    summary = f"these are figures of many requests: {PER_REQUEST}"
+    if "latency" not in by_name and not by_name.keys() >= set(MOMENTS):
+        there = ", ".join(sorted(names, key=lambda name: usual.TIME.search(name) is None)[:12])
+        todo = summary if figures else "name the latency: --map latency_ms=COLUMN"
+        for marks, writer, command in _WRAPPED:
+            if marks <= set(names):
+                todo = f"{writer} has wrapped the lines of a log: unwrap them with {command}"
+        raise input_error(path, 1, f"columns {there}" if names else "no columns", EXPECTED, todo)
+    if name := next((name for name in TIMES if name in by_name and by_name[name].unit_ns is None), ""):
+        column = by_name[name].text
+        percentiles = [figure for figure in figures if re.search(r"\bp\(?\d\d", figure, re.I)]
+        todo = summary if len(percentiles) > 1 else f"give its unit: --map {name}_ms={column} (ns, us, ms or s)"
+        raise input_error(path, 1, f"{name} {column!r} without a unit", "a unit in its name", todo)
+    return roles
+
+
+def _mapped(path: Path, name: str, text: str, names: Sequence[str]) -> Role:
+    base, _, last = name.rpartition("_")
+    unit = UNITS_NS.get(last) if base else None
+    role = base if unit is not None else name
+    source: Expression | str = text if text in names else Expression.parse(text, f"--map {name}")
+    if not isinstance(source, str) and not source.names:
+        raise InputError(f"--map {name}: found {text!r}; expected a column of {path}, or an expression over columns")
+    missing = [each for each in Role(role, source).columns if each not in names]
+    if missing:
+        there = ", ".join(names[:12])
+        raise InputError(f"--map {name}: found no column {missing[0]!r} in {path}; expected one of: {there}")
+    if role in TEXTS and not isinstance(source, str):
+        raise InputError(f"--map {name}: found the expression {text!r}; expected a column of {path}")
+    if unit is None and isinstance(source, str) and role in (*TIMES, *MOMENTS):
+        unit = unit_in(source)
+    if unit is not None and role not in (*TIMES, *MOMENTS):
+        return Role(PART + role, source, unit)
+    return Role(role, source, unit)
