@@ -39,15 +39,20 @@ NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
 _DEEPEST = 12
 _DAMAGED = "record it again, or copy it again"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
-#: The day of Apache's and nginx's times, a blank before a zone, and the fraction of seconds.
-_CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
-_SLASHES = re.compile(r"(\d{4})/(\d\d)/(\d\d)[ T-]+")
-#: Days in the order of Germany, and those of the United States, whose hours are of half a day.
-#: Those with the name of the month: of Kibana's tables; of C's asctime (uWSGI); of HTTP and e-mails.
-_MONTH_NAMED = re.compile(r"^([A-Z][a-z]{2})[a-z]* (\d{1,2}), (\d{4})(?: @|,)? +(?=\d)")
-_ASCTIME = re.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d\S*) (\d{4})$")
-_OF_MAILS = re.compile(r"^(?:[A-Z][a-z]{2}, )?(\d{1,2})[ -]([A-Z][a-z]{2})[ -](\d{4}) (?=\d\d:)")
-_DAY_FIRST = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})[ T,]+")
+#: Dates before a time, other than ISO 8601: with slashes; in the order of Germany; with the name of the month, of
+#: Kibana's tables, of C's asctime (uWSGI), of HTTP and e-mails, and of Apache and nginx.
+_DATES = tuple(
+    re.compile(date.replace("MON", "(?P<month>[A-Z][a-z]{2})").replace("DAY", r"(?P<day>\d{1,2})"))
+    for date in (
+        r"(?P<year>\d{4})/(?P<month>\d\d)/(?P<day>\d\d)[ T-]+",
+        r"DAY\.(?P<month>\d{1,2})\.(?P<year>\d{4})[ T,]+",
+        r"MON[a-z]* DAY, (?P<year>\d{4})(?: @|,)? +(?=\d)",
+        r"(?:[A-Z][a-z]{2} )?MON +DAY (?P<time>\d\d:\d\d:\d\d\S*) (?P<year>\d{4})$",
+        r"(?:[A-Z][a-z]{2}, )?DAY[ -]MON[ -](?P<year>\d{4}) (?=\d\d:)",
+        r"DAY/MON/(?P<year>\d{4}):(?=\d\d:)",
+    )
+)
+#: That of the United States, whose hours are of half a day; a blank before a zone, and the fraction of seconds.
 _MONTH_FIRST = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4}),? +(\d{1,2})(:\d\d:\d\d\S*) ?([AP]M)", re.I)
 _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
 _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
@@ -289,17 +294,15 @@ def instant_ns(text: str) -> int:
 
     :raises ValueError: it is no date, or too far from 1970.
     """
-    text = _SLASHES.sub(r"\1-\2-\3T", text.strip(" []"))
-    text = _DAY_FIRST.sub(lambda day: f"{day[3]}-{day[2]:0>2}-{day[1]:0>2}T", text, count=1)
-    text = _MONTH_NAMED.sub(lambda day: f"{day[3]}-{_month(day[1])}-{day[2]:0>2}T", text, count=1)
-    text = _ASCTIME.sub(lambda day: f"{day[4]}-{_month(day[1])}-{day[2]:0>2}T{day[3]}", text)
-    text = _OF_MAILS.sub(lambda day: f"{day[3]}-{_month(day[2])}-{day[1]:0>2}T", text, count=1)
-    if half := _MONTH_FIRST.match(text):
+    text = text.strip(" []")
+    if date := next((found for each in _DATES if (found := each.match(text))), None):
+        parts = {"time": "", **date.groupdict()}
+        month = parts["month"] if parts["month"].isdigit() else f"{_MONTHS.index(parts['month']) // 3 + 1}"
+        text = f"{parts['year']}-{month:0>2}-{parts['day']:0>2}T{parts['time']}{text[date.end() :]}"
+    elif half := _MONTH_FIRST.match(text):
         hour = int(half[4]) % 12 + 12 * (half[6].upper() == "PM")
         text = f"{half[3]}-{half[1]:0>2}-{half[2]:0>2}T{hour:02}{half[5]}{text[half.end() :]}"
     text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text)
-    if day := _CLF.match(text):
-        text = f"{day[3]}-{_month(day[2])}-{day[1]:0>2}T{text[day.end() :]}"
     fraction = _FRACTION.search(text)
     moment = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -307,11 +310,6 @@ def instant_ns(text: str) -> int:
     if abs(result) > LATEST_NS:
         raise ValueError(f"{moment.year} is too far from 1970 to be counted in nanoseconds")
     return result
-
-
-def _month(name: str) -> str:
-    """01 to 12; raises ValueError."""
-    return f"{_MONTHS.index(name) // 3 + 1:02}"
 
 
 def instants_ns(column: Any) -> Ints:
