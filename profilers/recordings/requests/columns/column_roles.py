@@ -81,6 +81,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
     :raises InputError: a latency or a column is missing, or the latency's unit is unknown.
     """
     names = tuple(columns)
+    is_logger = not _LEVEL.isdisjoint(map(str.lower, names))
     roles = [_mapped(path, name, source, names) for name, source in mapping.items()]
     taken = {role.name for role in roles}
     for known, meaning in usual.WRITERS:
@@ -111,7 +112,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             continue
         if pattern in usual.WITH_UNIT and not _has_unit(column, columns):
             continue
-        if role == "arrival" and (used & set(usual.NGINX) or _is_logged(column, names)):
+        if role == "arrival" and (used & set(usual.NGINX) or (is_logger and is_called(column, usual.WRITTEN))):
             role = "end"  # nginx, too, writes a line when the request ends
         roles.append(Role(role, column, unit_in(column), by_name=True))
         taken.add(role)
@@ -171,10 +172,6 @@ def _is_long(name: str, value: Any) -> bool:
 
 def _is_date(value: Any) -> bool:
     return isinstance(value, str) and int(instants_ns([value])[0]) != UNKNOWN
-
-
-def _is_logged(column: str, names: Sequence[str]) -> bool:
-    return is_called(column, usual.WRITTEN) and not _LEVEL.isdisjoint(map(str.lower, names))
 
 
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:

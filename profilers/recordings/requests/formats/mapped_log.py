@@ -9,29 +9,48 @@ else from the value (``"12.5ms"``, ``"1m2.3s"``), else, for times since 1970, fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
 from latfix.profilers.recordings.reader import recorded_at
-from latfix.profilers.recordings.requests.columns import csv_table, json_table
+from latfix.profilers.recordings.requests.columns import csv_table
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST
-from latfix.profilers.recordings.requests.columns.column_values import cells_of
+from latfix.profilers.recordings.requests.columns.column_values import Block, cells_of
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, Blocks, read_blocks
-from latfix.profilers.recordings.requests.columns.usual_names import FIGURE
+from latfix.profilers.recordings.requests.columns.usual_names import ARRIVAL, END, FIGURE, LATENCY, WHOLE, is_called
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines
+from latfix.profilers.recordings.requests.text_source import (
+    BadLines,
+    OtherLines,
+    begins_with_object,
+    flat,
+    json_document,
+    json_object,
+    lines_of,
+)
 from latfix.traffic.derived_features import parse_map_option
 
 NAME = "CSV or JSON Lines with a latency (--map latency=COLUMN)"
 _MAPPING = 'ROLE=COLUMN or ROLE=EXPRESSION, as in latency_ms=took or size="bytes / 1000"'
+_AT_ONCE, _FIRST_RECORDS = 100_000, 1_000
+_LIST = re.compile(rb"\s*\[\s*\{\s*\"")
+#: Within a document: a list of objects, or of times.
+_WITHIN = re.compile(
+    rb"\"\s*:\s*\[\s*\{\s*\"|(?i:latenc|duration|elapsed|_times?)[^\"]*\"\s*:\s*\[\s*[\d\"]",
+)
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as JSON Lines, as a list of objects, or as CSV with a header."""
-    return json_table.knows(head) or csv_table.knows(head)
+    """True if a file begins as JSON Lines, as a list of objects, as a document with requests, or as CSV."""
+    if begins_with_object(head) is not None or _LIST.match(head):
+        return True
+    return _WITHIN.search(head) is not None if _is_document(head) else csv_table.knows(head)
 
 
 def read(path: Path, mapping: Sequence[str]) -> RequestTable:
@@ -59,15 +78,93 @@ def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
 
 def _opened(path: Path, bad: BadLines, others: OtherLines) -> tuple[Mapping[str, Any], Blocks, Iterable[str]]:
     """The columns with one value of each, what reads them in blocks, and notes."""
-    if json_table.is_json(recorded_at(path).head):
-        return (
-            json_table.columns_of(path),
-            lambda wanted, _needed, marks: json_table.blocks_of(path, wanted, marks, bad, others),
-            (),
-        )
+    if recorded_at(path).head.lstrip()[:1] in (b"{", b"["):
+        return _first_values(path), lambda wanted, _, marks: _json_blocks(path, wanted, marks, bad, others), ()
     columns = csv_table.columns_of(path)
+    names = tuple(columns)
     return (
         columns,
-        lambda wanted, _needed, _marks: csv_table.blocks_of(path, tuple(columns), wanted, bad, others),
-        csv_table.notes_on(columns),
+        lambda wanted, _needed, _marks: csv_table.blocks_of(path, names, wanted, bad, others),
+        csv_table.notes_on(names),
     )
+
+
+def _first_values(path: Path) -> dict[str, Any]:
+    """By column of JSON, the first value that is not null in a thousand objects."""
+    result: dict[str, Any] = {}
+    for _, record in islice(_records(path), _FIRST_RECORDS):
+        for name, value in flat(record or {}).items():
+            result[name] = value if result.get(name) is None else result[name]
+    return result
+
+
+def _json_blocks(
+    path: Path, wanted: Sequence[str], marks: Collection[str], bad: BadLines, others: OtherLines
+) -> Iterator[Block]:
+    """The wanted columns, block by block; objects with none of the marks are no requests."""
+    block: dict[str, list[Any]] = {name: [] for name in wanted}
+    lines: list[int] = []
+    nested = any("." in name for name in wanted)
+    for number, record in _records(path):
+        if record is None:
+            bad.add(number, "no object")
+            continue
+        record = flat(record) if nested else record
+        if not any(name in record for name in marks):
+            others.add(others.first or json.dumps(record))
+            continue
+        lines.append(number)
+        for name in wanted:
+            block[name].append(record.get(name))
+        if len(lines) >= _AT_ONCE:
+            yield block, lines
+            block, lines = {name: [] for name in wanted}, []
+    if lines:
+        yield block, lines
+
+
+def _is_document(head: bytes) -> bool:
+    """True if a file begins as one JSON object, not as one per line."""
+    return head.lstrip()[:1] == b"{" and (begins_with_object(head) is None or b"\n" not in head.strip())
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Objects with their line numbers (in a list their positions); ``None`` for other values."""
+    head = recorded_at(path).head
+    if _LIST.match(head) or _is_document(head):
+        value = json_document(path, EXPECTED)
+        for number, row in enumerate(value if isinstance(value, list) else _rows_within(value), 1):
+            yield number, row if isinstance(row, dict) else None
+        return
+    for number, line in lines_of(path):
+        yield number, json_object(line)
+
+
+def _rows_within(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests of the longest list of them in a document, by the list's name; else the document."""
+    lists = {
+        name: value
+        for name, value in flat(document).items()
+        if isinstance(value, list) and value and isinstance(value[0], dict) and _has_times(value[0])
+    }
+    name = max(lists, key=lambda each: len(lists[each]), default="")
+    return [{name: row} for row in lists[name]] if lists else _rows_of_columns(document) or [document]
+
+
+def _rows_of_columns(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of lists that are as long as that of a latency, or of an end; empty if there is none."""
+    lists = {name: value for name, value in flat(document).items() if isinstance(value, list) and len(value) > 1}
+    lengths = [
+        len(value)
+        for name, value in lists.items()
+        if not isinstance(value[0], list) and is_called(name, LATENCY, WHOLE, END)
+    ]
+    alike = {name: value for name, value in lists.items() if len(value) == max(lengths, default=0)}
+    return [dict(zip(alike, row, strict=True)) for row in zip(*alike.values(), strict=True)]
+
+
+def _has_times(record: Mapping[str, Any]) -> bool:
+    """True if an object has a latency and a time, or a begin and an end."""
+    names = [*flat(record)]
+    has_latency, *moments = (any(is_called(name, usual) for name in names) for usual in (LATENCY, ARRIVAL, END))
+    return (has_latency and any(moments)) or all(moments)

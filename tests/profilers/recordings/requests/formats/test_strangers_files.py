@@ -21,8 +21,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.columns import json_table
-from latfix.profilers.recordings.requests.formats import access_log, otlp_spans, span_columns
+from latfix.profilers.recordings.requests.formats import access_log, mapped_log, otlp_spans, span_columns
 from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.prometheus_metrics import parse_metrics
@@ -645,7 +644,7 @@ def test_a_request_without_an_answer_did_not_end_ok(tmp_path: Path) -> None:
 
 
 def test_an_outage_as_long_as_a_block_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_table, "_AT_ONCE", 2)
+    monkeypatch.setattr(mapped_log, "_AT_ONCE", 2)
     rows = [{"ts": 1763800000 + k, "latency_ms": 5, "status": 200 * (k > 3)} for k in range(6)]
     table = table_of(tmp_path, "\n".join(map(json.dumps, rows)))
     assert table.status.tolist() == [Status.ERROR] * 4 + [Status.OK] * 2
