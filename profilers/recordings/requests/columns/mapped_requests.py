@@ -65,11 +65,7 @@ _HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
 
 
 def read_blocks(
-    path: Path,
-    first_values: Mapping[str, Any],
-    mapping: Mapping[str, str],
-    blocks: Blocks,
-    bad: BadLines,
+    path: Path, first_values: Mapping[str, Any], mapping: Mapping[str, str], blocks: Blocks, bad: BadLines
 ) -> RequestTable:
     """The requests of a table that is read in blocks.
 

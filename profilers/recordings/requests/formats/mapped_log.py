@@ -41,9 +41,7 @@ _MAPPING = 'ROLE=COLUMN or ROLE=EXPRESSION, as in latency_ms=took or size="bytes
 _AT_ONCE, _FIRST_RECORDS = 100_000, 1_000
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: Within a document: a list of objects, or of times.
-_WITHIN = re.compile(
-    rb"\"\s*:\s*\[\s*\{\s*\"|(?i:latenc|duration|elapsed|_times?)[^\"]*\"\s*:\s*\[\s*[\d\"]",
-)
+_WITHIN = re.compile(rb"\"\s*:\s*\[\s*\{\s*\"|(?i:latenc|duration|elapsed|_times?)[^\"]*\"\s*:\s*\[\s*[\d\"]")
 
 
 def knows(head: bytes) -> bool:
