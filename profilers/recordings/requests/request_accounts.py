@@ -11,7 +11,7 @@ differs little, but takes seconds per million requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -51,9 +51,9 @@ from latfix.statistics.distributions import poisson_at_least
 
 #: A column is a part of the latency if it fits into so many, but for rounding, which grow by as much, or nearly.
 _WITHIN, _ROUNDED, _AS_MUCH = 0.995, 1.01, 0.1
-#: Requests that models are fitted to, and by which their terms are selected; routes with a column of their own; the
-#: most features that are used without selection.
-_SAMPLE, _SELECTED, _ROUTES, _FEW = 100_000, 4_000, 24, 3
+#: Requests that models are fitted to, by which their terms are selected, and that are predicted at once; routes with
+#: a column of their own; the most features that are used without selection.
+_SAMPLE, _SELECTED, _AT_ONCE, _ROUTES, _FEW = 100_000, 4_000, 500_000, 24, 3
 #: Requests whose remainder is searched for what stands out.
 _SEARCHED = 20_000
 #: Stalls are claimed if they cost this many times as much as in the first services in random order, and in that of
@@ -188,9 +188,8 @@ class _Ledger:
             name: np.where(np.abs(column[self.rows]) <= LONGEST_NS, column[self.rows], np.nan)
             for name, column in {**table.features, **table.possible}.items()
         }
-        sample = (
-            of_requests(self.base, _SELECTED) if self.batches is None else self.batches.sampled(self.base, _SELECTED)
-        )
+        batches, base = self.batches, self.base
+        sample = of_requests(base, _SELECTED) if batches is None else batches.sampled(base, _SELECTED)
         route = None if table.route is None else table.route[self.rows]
         common = [] if route is None else np.argsort(-np.bincount(route[:: self.step]))[:_ROUTES].tolist()
 
@@ -201,10 +200,14 @@ class _Ledger:
         values, routes = possible_features(features, sample.rows), kinds(sample.rows)
         values = {name: values[name] for name in likeliest_features(values, [sample.time_ns[sample.unit]])}
         named = [name for name in values if name in table.features]
-        given = [Term((name,)) for name in named] if len(named) <= _FEW else []
-        given = [*(Term((name,)) for name in routes), *given]
+        given = [Term((name,)) for name in (*routes, *(named if len(named) <= _FEW else ()))]
         terms = earned_terms(values, routes, given, sample)
-        if times := self._times_among(terms, values, routes, sample):
+        if times := dict(self._times_among(terms, {**values, **routes}, sample)):
+            self.notes += [
+                f"{name} is probably a part of the latency in {unit}, so it is not used as an input of the "
+                f"work. If it is a wait for something, add {map_option(name, unit)}."
+                for name, unit in times.items()
+            ]
             values = {name: x for name, x in values.items() if name not in times}
             terms = earned_terms(values, routes, given, sample)
         terms = terms[len(routes) :]
@@ -217,31 +220,23 @@ class _Ledger:
 
         def design(part: Any) -> Floats:
             each = {name: numeric(features[name], part) for name in used} | kinds(part)
-            columns = [np.ones(len(self.base[part])), *(term.column(each) for term in terms)]
+            columns = [np.ones(len(base[part])), *(term.column(each) for term in terms)]
             return np.stack([*columns, *(each[name] for name in routes)], axis=1)
 
         return terms, design
 
     def _times_among(
-        self, terms: Sequence[Term], values: Mapping[str, Floats], routes: Mapping[str, Floats], sample: Sample
-    ) -> list[str]:
-        """Possible inputs that are parts of the latency, in some unit: service grows by as much."""
-        found, both = [], {**values, **routes}
+        self, terms: Sequence[Term], values: Mapping[str, Floats], sample: Sample
+    ) -> Iterator[tuple[str, str]]:
+        """Possible inputs that are parts of the latency, and in which unit: service grows by as much."""
         for name in dict.fromkeys(name for term in terms for name in term.inputs if name in self.table.possible):
-            others = [term for term in terms if name not in term.inputs]
-            columns = [np.ones(len(sample.rows)), *(term.column(both) for term in others), values[name]]
-            design = sample.design_of(np.column_stack(columns))
-            grows = fit_work_model(design, sample.time_ns, sample.time_ns > 0).coefficients.mean(axis=0)
-            grows_by = float(grows[-1])
+            others = [term.column(values) for term in terms if name not in term.inputs]
+            design = sample.design_of(np.column_stack([np.ones(len(sample.rows)), *others, values[name]]))
+            grows = fit_work_model(design, sample.time_ns, sample.time_ns > 0).coefficients.mean(axis=0)[-1]
             for unit in ("ns", "us", "ms", "s"):
                 within = values[name] * UNITS_NS[unit] <= _ROUNDED * self.latency[sample.rows]
-                if abs(grows_by / UNITS_NS[unit] - 1) <= _AS_MUCH and np.mean(within) >= _WITHIN:
-                    found.append(name)
-                    self.notes.append(
-                        f"{name} is probably a part of the latency in {unit}, so it is not used as an input of the "
-                        f"work. If it is a wait for something, add {map_option(name, unit)}."
-                    )
-        return found
+                if abs(float(grows) / UNITS_NS[unit] - 1) <= _AS_MUCH and np.mean(within) >= _WITHIN:
+                    yield name, unit
 
     def find_stalls_of_streams(self) -> None:
         """Subtract stalls that open streams share."""
@@ -403,20 +398,17 @@ class _Ledger:
 
     def fit(self) -> None:
         """Fit the service that inputs need, and set the expectation of each request."""
-        self.terms, self.design_of = self._design()
+        self.terms, design_of = self._design()
         if self.batches is not None:
-            self.model, self.expected, self.sharing = self.batches.fit(self.design_of, self.base)
-            self.typical = float(np.median(self.expected))
-            return
-        n = len(self.base)
-        time = np.maximum(self.base[:: self.step], 0).astype(np.float64)
-        self.model = fit_work_model(self.design_of(slice(None, None, self.step)), time, time > 0)
-        self.expected = np.empty(n)
-        fold = folds_of(n)
-        at_once = 500_000
-        for first in range(0, n, at_once):
-            part = slice(first, first + at_once)
-            self.expected[part] = np.minimum(self.model.predict(self.design_of(part), fold[part]), LONGEST_NS)
+            self.model, self.expected, self.sharing = self.batches.fit(design_of, self.base)
+        else:
+            n, some = len(self.base), slice(None, None, self.step)
+            time = np.maximum(self.base[some], 0).astype(np.float64)
+            self.model = fit_work_model(design_of(some), time, time > 0)
+            self.expected, fold = np.empty(n), folds_of(n)
+            for first in range(0, n, _AT_ONCE):
+                part = slice(first, first + _AT_ONCE)
+                self.expected[part] = np.minimum(self.model.predict(design_of(part), fold[part]), LONGEST_NS)
         self.typical = float(np.median(self.expected))
 
     def find_stalls_of_log(self) -> None:

@@ -322,8 +322,10 @@ class _Log:
             around = self._layout.around.get(meaning, "")
             return pc.replace_substring_regex(text, around, "") if around else text
 
-        latency = _durations(column("latency"), unit_ns)
-        stamp = _stamps(column("stamp"), column("zone") if "zone" in places else None)
+        latency, moment = _durations(column("latency"), unit_ns), column("stamp")
+        if "zone" in places:  # which may change within a log
+            moment = pc.binary_join_element_wise(moment, column("zone"), " ")
+        stamp = instants_ns(moment)
         status = _numbers(column("status"), np.int64)
         answered = (status == 0) | ((status >= 100) & (status < 600))  # proxies write 0 if the client left before
         good = (latency >= 0) & (stamp > UNKNOWN) & answered
@@ -414,35 +416,24 @@ def _tables(file: Any, layout: Layout, invalid: Any) -> Any:
     return csv_batches(file, list(names), wanted, invalid, 1 << 24, delimiter=" ", escape_char="\\")
 
 
-def _numbers(text: Any, kind: Any) -> Any:
-    """Whole numbers; -1 if invalid."""
+def _numbers(text: Any, kind: Any, pattern: str = "[0-9]{1,18}") -> Any:
+    """Numbers; -1 if invalid."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    digits = pc.match_substring_regex(text, r"^[0-9]{1,18}$")
-    return np.asarray(pc.cast(pc.if_else(digits, text, "-1"), pa.int64())).astype(kind)
+    digits = pc.match_substring_regex(text, f"^{pattern}$")
+    return np.array(pc.cast(pc.if_else(digits, text, "-1"), pa.from_numpy_dtype(kind)))
 
 
 def _durations(text: Any, unit_ns: int) -> Ints:
     """Nanoseconds, the sum for several upstreams; :data:`UNKNOWN` if invalid."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    digits = pc.match_substring_regex(text, r"^[0-9]{1,10}(\.[0-9]{1,9})?$")
-    values = np.array(pc.cast(pc.if_else(digits, text, "-1"), pa.float64()))
+    values = _numbers(text, np.float64, r"[0-9]{1,10}(\.[0-9]{1,9})?")
     for row in np.flatnonzero(pc.match_substring_regex(text, "[0-9], ?[0-9-]|[0-9] : ")).tolist():
         values[row] = sum(map(float, re.findall(r"[0-9]+\.[0-9]+", text[row].as_py())))
     known = (values >= 0) & (values <= LONGEST_NS / unit_ns)
     return np.where(known, np.rint(values * unit_ns), UNKNOWN).astype(np.int64)
-
-
-def _stamps(text: Any, zone: Any) -> Ints:
-    """Nanoseconds since 1970; :data:`UNKNOWN` if invalid."""
-    import pyarrow.compute as pc
-
-    if zone is not None:  # the zone may change within a log
-        text = pc.binary_join_element_wise(text, zone, " ")
-    return instants_ns(text)
 
 
 def _route_codes(text: Any, routes: dict[str, int]) -> Any:
@@ -450,7 +441,6 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
     import pyarrow.compute as pc
 
     path = pc.replace_substring_regex(text, r"( HTTP/[0-9.]+|\?.*)$", "")
-    path = pc.replace_substring_regex(path, r"\?.*$", "")
     path = pc.replace_substring_regex(path, NUMBER_IN_PATH.pattern, "/*")
     return _codes(path, routes)
 
