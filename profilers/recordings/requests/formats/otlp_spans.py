@@ -19,7 +19,7 @@ from latfix.files.protobuf_wire import WireError, fields
 from latfix.profilers.recordings.reader import opened
 from latfix.profilers.recordings.requests.request_table import RequestTable, TableRows, ns_of
 from latfix.profilers.recordings.requests.spans.span_table import ENGINE_LATENCY, SpanRows, SpanTable
-from latfix.profilers.recordings.requests.text_source import entry_of, json_objects
+from latfix.profilers.recordings.requests.text_source import entry_of, json_objects, number_of
 
 NAME = "OpenTelemetry spans (OTLP)"
 _EXPECTED = "spans in OTLP (resourceSpans)"
@@ -193,19 +193,12 @@ def requests_of(spans: SpanTable) -> RequestTable:
                 "decode": _engine_time(attributes, "gen_ai.latency.time_in_model_decode"),
             },
             features={
-                "input_tokens": _engine_number(attributes, "gen_ai.usage.prompt_tokens"),
-                "output_tokens": _engine_number(attributes, "gen_ai.usage.completion_tokens"),
+                "input_tokens": number_of(attributes.get("gen_ai.usage.prompt_tokens"), 1),
+                "output_tokens": number_of(attributes.get("gen_ai.usage.completion_tokens"), 1),
             },
         )
     return rows.table(facts={**spans.facts, "spans": len(spans)}, has_status=False)
 
 
-def _engine_number(attributes: Mapping[str, Any], name: str) -> float | None:
-    try:
-        return float(attributes[name])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-
-
 def _engine_time(attributes: Mapping[str, Any], name: str) -> int | None:
-    return ns_of(_engine_number(attributes, name), _S)
+    return ns_of(number_of(attributes.get(name), 1), _S)
