@@ -14,8 +14,7 @@ import numpy as np
 
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, opened, recorded_at
-from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED
-from latfix.profilers.recordings.requests.columns.column_values import Block
+from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, Block
 from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
 from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines, csv_batches
 
@@ -121,7 +120,8 @@ def _header(head: bytes) -> tuple[int, str, str]:
     for count, line in enumerate(_text(head).split("\n"), 1):
         if not line.startswith(("#", "sep=")):
             before, header, named = count, line.rstrip("\r"), comment.strip("# \r")
-            if comment.startswith("#") and line[:1].isdigit() and _cells(line) == _cells(named):
+            cells = (each.count(_delimiter(each)) for each in (line, named))
+            if comment.startswith("#") and line[:1].isdigit() and len(set(cells)) == 1:
                 before, header = count - 1, named
             break
         comment = line
@@ -131,10 +131,6 @@ def _header(head: bytes) -> tuple[int, str, str]:
 def _delimiter(line: str) -> str:
     most = max(",;\t|", key=line.count)
     return most if most in line else " "
-
-
-def _cells(line: str) -> int:
-    return line.count(_delimiter(line))
 
 
 def _without_sums(rows: Any, numbers: Sequence[int], others: OtherLines) -> tuple[Any, Sequence[int]]:

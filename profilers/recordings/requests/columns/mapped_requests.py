@@ -16,18 +16,16 @@ from latfix.formatting import shown
 from latfix.profilers.recordings.requests.columns.column_roles import (
     EXPECTED,
     INSTANTS,
+    LEAST_SINCE_1970,
     MOMENTS,
     PART,
     POSSIBLE,
     TEXTS,
     TIMES,
-    Role,
-    roles_of,
-)
-from latfix.profilers.recordings.requests.columns.column_values import (
-    LEAST_SINCE_1970,
     Block,
+    Role,
     cells_of,
+    roles_of,
     values_of,
     with_unit,
 )

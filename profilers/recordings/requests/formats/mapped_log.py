@@ -20,8 +20,7 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.profilers.recordings.reader import recorded_at
 from latfix.profilers.recordings.requests.columns import csv_table
-from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST
-from latfix.profilers.recordings.requests.columns.column_values import Block, cells_of
+from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST, Block, cells_of
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, Blocks, read_blocks
 from latfix.profilers.recordings.requests.columns.usual_names import ARRIVAL, END, FIGURE, LATENCY, WHOLE, is_called
 from latfix.profilers.recordings.requests.request_table import RequestTable

@@ -21,8 +21,7 @@ import numpy as np
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import opened, recorded_at
-from latfix.profilers.recordings.requests.columns.column_roles import dependencies_among
-from latfix.profilers.recordings.requests.columns.column_values import Block
+from latfix.profilers.recordings.requests.columns.column_roles import Block, dependencies_among
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, read_blocks
 from latfix.profilers.recordings.requests.formats import access_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
