@@ -37,13 +37,13 @@ LEAST_SINCE_1970 = 631_152_000 * 10**9
 _LOOKED_AT = 100
 EXPECTED = "a table of requests with a latency and a time"
 PER_REQUEST = "give a result with one row per request (k6, Gatling, JMeter, vegeta, hey -o csv, oha, ab -g)"
-TIMES = ("latency", "queue", "first", "dispatch")
+_TIMES = ("latency", "queue", "first", "dispatch")
 MOMENTS = ("arrival", "end")
 #: Times since 1970: the first chunk and the begin of service, too, may have one of those.
-INSTANTS = (*MOMENTS, "first_at", "begun_at")
-TEXTS = ("status", "cancelled", "route", "server", "id", "user")
+_INSTANTS = (*MOMENTS, "first_at", "begun_at")
+_TEXTS = ("status", "cancelled", "route", "server", "id", "user")
 #: Before the names of dependencies, and of columns that may be inputs of the work; how many of those are read.
-PART, POSSIBLE, _MOST_POSSIBLE = "part.", "possible.", 24
+PART, _POSSIBLE, _MOST_POSSIBLE = "part.", "possible.", 24
 #: A logger writes a line, with a level, when the latency is known. Its level is no status.
 _LEVEL = {"level", "lvl", "levelname", "log.level", "loglevel", "@l"}
 _LEVELS = {"trace", "debug", "info", "notice", "warn", "warning"}
@@ -71,9 +71,13 @@ class Role:
     by_name: bool = False
 
     @property
-    def is_possible(self) -> bool:
-        """True if the column may be an input of the work, for all that its name says."""
-        return self.name.startswith(POSSIBLE)
+    def kind(self) -> str:
+        """``part`` of the latency; ``feature``; ``possible`` input, for all that the name says; empty for others."""
+        if self.name.startswith(_POSSIBLE):
+            return "possible"
+        if self.name.startswith(PART) or self.name in ("queue", "dispatch"):
+            return "part"
+        return "" if self.name in (*_TIMES, *_INSTANTS, *_TEXTS) else "feature"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -129,13 +133,13 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
         taken.add(role)
         used.add(column)
     roles = [_as_written(role, columns) for role in roles]
-    if not any(name in mapping for name in taken - {*TIMES, *MOMENTS, *TEXTS}):
+    if not any(name in mapping for name in taken - {*_TIMES, *MOMENTS, *_TEXTS}):
         others = [name for name in names if name not in used and column_name(name) not in taken]
         others = [name for name in others if not says_no_input(bare(name))]
         work = [name for name in others if usual.WORK.search(bare(name))]
         roles += [Role(column_name(name), name) for name in work]
         possible = [name for name in others if name not in work and _is_number(name, columns)]
-        roles += [Role(POSSIBLE + name, name) for name in possible[:_MOST_POSSIBLE]]
+        roles += [Role(_POSSIBLE + name, name) for name in possible[:_MOST_POSSIBLE]]
     return _checked(path, roles, names)
 
 
@@ -194,7 +198,7 @@ def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
         value = columns[role.source]
         if _is_date(value) or _is_long(role.source, value) or re.search("(_at|stamp)$", bare(role.source), re.I):
             return replace(role, name="first_at")
-    if role.unit_ns is not None or role.name not in (*TIMES, *INSTANTS):
+    if role.unit_ns is not None or role.name not in (*_TIMES, *_INSTANTS):
         return role
     values = [value for name in role.columns if (value := columns.get(name)) not in (None, "")]
     return replace(role, unit_ns=1) if values and all(map(_is_written_with_unit, values)) else role
@@ -211,7 +215,7 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
             if marks <= set(names):
                 todo = f"{writer} has wrapped the lines of a log: unwrap them with {command}"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", EXPECTED, todo)
-    if name := next((name for name in TIMES if name in by_name and by_name[name].unit_ns is None), ""):
+    if name := next((name for name in _TIMES if name in by_name and by_name[name].unit_ns is None), ""):
         column = by_name[name].text
         percentiles = [figure for figure in figures if re.search(r"\bp\(?\d\d", figure, re.I)]
         todo = summary if len(percentiles) > 1 else f"give its unit: --map {name}_ms={column} (ns, us, ms or s)"
@@ -230,11 +234,11 @@ def _mapped(path: Path, name: str, text: str, names: Sequence[str]) -> Role:
     if missing:
         there = ", ".join(names[:12])
         raise InputError(f"--map {name}: found no column {missing[0]!r} in {path}; expected one of: {there}")
-    if role in TEXTS and not isinstance(source, str):
+    if role in _TEXTS and not isinstance(source, str):
         raise InputError(f"--map {name}: found the expression {text!r}; expected a column of {path}")
-    if unit is None and isinstance(source, str) and role in (*TIMES, *MOMENTS):
+    if unit is None and isinstance(source, str) and role in (*_TIMES, *MOMENTS):
         unit = unit_in(source)
-    if unit is not None and role not in (*TIMES, *MOMENTS):
+    if unit is not None and role not in (*_TIMES, *MOMENTS):
         return Role(PART + role, source, unit)
     return Role(role, source, unit)
 
@@ -249,16 +253,16 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
 
     :param block: the role's columns, by name. Of a possible input, what is no number is infinite.
     """
-    if role.name in TEXTS:
+    if role.name in _TEXTS:
         texts = ["" if word is None else str(word) for word in cells_of(block[role.text])]
         few: Collection[str] = () if role.name in ("id", "user") else set(texts)
         alike = {word: route_of(word) if role.name == "route" else word for word in few}
         return np.array([alike.get(word, word) for word in texts], dtype=object)
-    is_instant, is_column = role.name in INSTANTS, isinstance(role.source, str)
+    is_instant, is_column = role.name in _INSTANTS, isinstance(role.source, str)
     if is_instant and is_column and not len(_few_numbers(role, block)):
         return instants_ns(block[role.text])
     numbers = _numbers(role, block)
-    if role.is_possible:
+    if role.kind == "possible":
         numbers = numbers.astype(np.float64)
         if (wrong := ~np.isfinite(numbers)).any():
             empty = np.array([cell in (None, "") for cell in cells_of(block[role.text])])
@@ -283,7 +287,7 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
 
 def with_unit(role: Role, block: Mapping[str, Any]) -> Role:
     """The role with the unit of times that are numbers: the same in all blocks, and not that of a wrong one."""
-    if role.name not in INSTANTS or role.unit_ns is not None or not len(few := _few_numbers(role, block)):
+    if role.name not in _INSTANTS or role.unit_ns is not None or not len(few := _few_numbers(role, block)):
         return role
     typical = float(np.median(few))
     unit = int(epoch_units(typical))

@@ -15,13 +15,9 @@ from latfix.errors import input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.requests.columns.column_roles import (
     EXPECTED,
-    INSTANTS,
     LEAST_SINCE_1970,
     MOMENTS,
     PART,
-    POSSIBLE,
-    TEXTS,
-    TIMES,
     Block,
     Role,
     cells_of,
@@ -98,7 +94,7 @@ def read_blocks(
     units_ns = {name: unit for name in table.possible if (unit := unit_in(name)) is not None}
     inputs, states = possible_inputs(table, table.possible, units_ns)
     table = replace(table, possible=inputs)
-    used = {column for role in roles if not role.is_possible for column in role.columns}
+    used = {column for role in roles if role.kind != "possible" for column in role.columns}
     return replace(
         table,
         unread=_unread([name for name in first_values if name not in used and name not in inputs]),
@@ -186,25 +182,20 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
     def since_arrival(name: str) -> Any:
         return np.where(columns[name] >= arrival, columns[name] - arrival, UNKNOWN)
 
-    parts = {
-        name.removeprefix(PART): column
-        for name, column in columns.items()
-        if name.startswith(PART) or name in ("queue", "dispatch")
-    }
+    parts = {role.name.removeprefix(PART): columns[role.name] for role in roles if role.kind == "part"}
     if "begun_at" in columns and "queue" not in parts:
         parts["queue"] = since_arrival("begun_at")
     status = statuses_of(columns["status"]) if "status" in columns else np.zeros(len(latency), np.int8)
     if "cancelled" in columns:
         status[[word.strip().lower() not in NOTHING for word in columns["cancelled"]]] = CANCELLED
-    others = {name: x for name, x in columns.items() if name not in (*TIMES, *INSTANTS, *TEXTS)}
     return RequestTable(
         arrival_ns=arrival,
         latency_ns=latency,
         status=status,
         parts=parts,
         first_ns=since_arrival("first_at") if "first_at" in columns else columns.get("first"),
-        features={name: x for name, x in others.items() if not name.startswith((PART, POSSIBLE))},
-        possible={name.removeprefix(POSSIBLE): x for name, x in others.items() if name.startswith(POSSIBLE)},
+        features={role.name: columns[role.name] for role in roles if role.kind == "feature"},
+        possible={role.text: columns[role.name] for role in roles if role.kind == "possible"},
         **routes_of(list(columns.get("route", ()))),
         **routes_of(list(columns.get("server", ())), "server"),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
@@ -217,7 +208,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
             "columns": ", ".join(
                 f"{'end' if ends and role.name == 'arrival' else role.name} = {role.text}"
                 for role in roles
-                if not role.is_possible
+                if role.kind != "possible"
             ),
             "bad_lines": bad.count,
         },
