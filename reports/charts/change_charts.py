@@ -45,8 +45,7 @@ def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, Severity]], *, key:
             reached += ends
             label_right(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
         low, high = min(reached), max(reached)
-        axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
-        axes.set_ylim(-0.6, len(shown) - 0.3)
+        axes.set(xlim=(low * 0.9, high * (high / low) ** 0.12 * 1.05), ylim=(-0.6, len(shown) - 0.3))
         axes.set_yticks(position, [visible(row[0], limit=LABEL) for row in shown])
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         _ratio_marks(axes.xaxis, low * 0.9, high * 1.2)
@@ -88,8 +87,7 @@ def waterfall(name: str, shares: Sequence[Share], key: str = "p99") -> Markup | 
             sign = "−" if share.after_ms < share.before_ms else "+"
             label_right(axes, f"{sign}{significant(high - low)}", high, y)
         named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
-        axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
-        axes.set_xlabel(f"{key}, ms")
+        axes.set(xlim=(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares)), xlabel=f"{key}, ms")
         number_axis(axes.xaxis)
 
     return draw(name, f"{key} from before to after, fix by fix", 0.4 * (len(shares) + 2) + 0.8, 1, plot)
@@ -117,8 +115,7 @@ def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:
         low, high = axes.get_xlim()
         axes.set_xlim(low, high * (high / low) ** 0.6)  # room for names
         _ratio_marks(axes.xaxis, low, high)
-        axes.set_xlabel(f"{key} over the baseline (left is faster)")
-        axes.set_ylabel("throughput of full batches, ×")
+        axes.set(xlabel=f"{key} over the baseline (left is faster)", ylabel="throughput of full batches, ×")
         number_axis(axes.yaxis)
 
     return draw(name, f"{key}, throughput and accuracy of configurations", 3.4, 1, plot)
@@ -141,13 +138,11 @@ def predicted_against_measured(name: str, rows: Sequence[FrontRow], key: str) ->
             axes.plot((x, x), (max(ends[0], low), min(ends[1], high)), color=color, linewidth=1.6)
             axes.plot([x], [y], "o", color=color, markersize=7)
             label_right(axes, visible(row.name, limit=60), x, y, gap=9)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         axes.set_xlim(low, high * (high / low) ** 0.4)  # room for names
         axes.set_ylim(low, high)
         _ratio_marks(axes.xaxis, low, high)
         _ratio_marks(axes.yaxis, low, high)
-        axes.set_xlabel(f"{key} predicted")
-        axes.set_ylabel("replayed")
+        axes.set(xlabel=f"{key} predicted", ylabel="replayed")
 
     return draw(name, f"{key} predicted against replayed", 3.4, 1, plot)

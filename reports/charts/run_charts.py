@@ -154,8 +154,7 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
         for y, total in zip(position, left, strict=True):
             label_right(axes, milliseconds(float(total)), total, y)
         named_rows(axes, position, [group for group, _ in groups])
-        axes.set_xlim(0, float(left.max(initial=0.0)) * 1.14 or 1.0)
-        axes.set_xlabel("mean of the group, ms")
+        axes.set(xlim=(0, float(left.max(initial=0.0)) * 1.14 or 1.0), xlabel="mean of the group, ms")
         number_axis(axes.xaxis)
         if used:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=8, handlelength=0.9, columnspacing=1.1)
@@ -267,8 +266,7 @@ def causes_over_time(
             for y, (_, role, bars) in enumerate(reversed(rows)):
                 axes.broken_barh(bars, (y - 0.3, 0.6), facecolors=INK[role], edgecolors=INK[role], linewidth=1)
             named_rows(axes, range(len(rows)), [label for label, _, _ in reversed(rows)])
-            axes.set_ylim(-0.6, len(rows) - 0.4)
-            axes.set_xlim(windows[0].start_s, windows[-1].end_s)
+            axes.set(ylim=(-0.6, len(rows) - 0.4), xlim=(windows[0].start_s, windows[-1].end_s))
         panels[-1].set_xlabel("scheduled arrival, s")
 
     ratios = [2.6, *([0.5 + 0.3 * len(rows)] if rows else [])]
@@ -317,8 +315,7 @@ def machine_over_time(name: str, panels: Mapping[str, Sequence[tuple[str, Floats
         for axes, (axis, lines) in zip(drawn, panels.items(), strict=True):
             for k, (label, seconds, values) in enumerate(lines):
                 axes.plot(seconds, values, color=INK[f"stage-{(k + 1) % 8}"], linewidth=1.6, label=label)
-            axes.set_ylabel(axis)
-            axes.set_ylim(0, None)
+            axes.set(ylabel=axis, ylim=(0, None))
             number_axis(axes.yaxis)
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, handlelength=0.9, borderaxespad=0.1)
         drawn[-1].set_xlabel("s")

@@ -45,8 +45,7 @@ def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> N
     """An axis of milliseconds, logarithmic if the values span more than a factor of eight."""
     positive = [value for value in (*values, *([limit] if limit else [])) if value > 0]
     if positive and max(positive) > 8 * min(positive):
-        axes.set_yscale("log")
-        axes.set_ylim(min(positive) * 0.7, max(positive) * 1.5)
+        axes.set(yscale="log", ylim=(min(positive) * 0.7, max(positive) * 1.5))
     else:
         axes.set_ylim(0, max(positive, default=1.0) * 1.15)
     number_axis(axes.yaxis)
@@ -72,9 +71,7 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
                 axes.plot([at], [value], "o", color=color, markersize=6, markerfacecolor=face)
         _limit(axes, rows)
         _milliseconds(axes, values, rows.found.objective.slo_ms)
-        axes.set_ylabel(f"{rows.percentile}, ms")
-        axes.set_xlabel("offered load, requests a second")
-        axes.set_xlim(0, None)
+        axes.set(ylabel=f"{rows.percentile}, ms", xlabel="offered load, requests a second", xlim=(0, None))
         number_axis(axes.xaxis)
         _legend(axes)
 
@@ -126,8 +123,7 @@ def throughput_over_load(name: str, rows: SweepRows) -> Markup:
             top.plot(x, served, color=color, marker="o", markersize=4, linewidth=1.8, label=label)
             bottom.plot(x, busy, color=color, marker="o", markersize=4, linewidth=1.8)
         top.set_ylabel("served, 1/s")
-        bottom.set_ylabel("workers busy, %")
-        bottom.set_xlabel("offered load, requests a second")
+        bottom.set(ylabel="workers busy, %", xlabel="offered load, requests a second")
         top.set_ylim(0, None)
         bottom.set_ylim(0, 105)
         top.set_xlim(0, None)
@@ -154,8 +150,7 @@ def front(name: str, rows: SweepRows) -> Markup:
         _limit(axes, rows)
         _milliseconds(axes, values, rows.found.objective.slo_ms)
         axes.set_xlabel("served, requests a second (right is better)")
-        axes.set_ylabel(f"{rows.percentile}, ms (down is better)")
-        axes.set_xlim(0, None)
+        axes.set(ylabel=f"{rows.percentile}, ms (down is better)", xlim=(0, None))
         number_axis(axes.xaxis)
         _legend(axes)
 
@@ -181,10 +176,8 @@ def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
             axes.plot([served[place]], [memory], "o", color=_color(place), markersize=8)
             label_right(axes, visible(setting_label(found.label), limit=_LABEL), served[place], memory, gap=9)
         where = "reserved on devices" if some[0][0].device_memory_bytes else "resident"
-        axes.set_ylabel(f"memory {where}, MiB")
-        axes.set_xlabel("highest throughput, requests a second (right is better)")
-        axes.set_ylim(0, None)
-        axes.set_xlim(0, 1.3 * max(served))
+        axes.set(ylabel=f"memory {where}, MiB", xlabel="highest throughput, requests a second (right is better)")
+        axes.set(ylim=(0, None), xlim=(0, 1.3 * max(served)))
         number_axis(axes.xaxis)
         number_axis(axes.yaxis)
 
@@ -198,8 +191,7 @@ def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:
         _compared(waits, setting, [p.wait_ms.get("mean") for p in setting.points], wait_ms)
         _compared(tails, setting, [p.objective.percentile_ms for p in setting.points], predicted_ms)
         waits.set_ylabel("mean wait, ms")
-        tails.set_ylabel(f"{rows.percentile}, ms")
-        tails.set_xlabel("offered load, requests a second")
+        tails.set(ylabel=f"{rows.percentile}, ms", xlabel="offered load, requests a second")
         waits.set_title(visible(setting.label, limit=_LABEL))
         _legend(waits, columns=2)
         tails.set_xlim(0, None)

@@ -211,16 +211,14 @@ def _draw_rate(axes: Any, shape: TrafficShape) -> None:
     axes.stairs(rates, edges, fill=True, color="#9ecae1")
     axes.axhline(shape.mean_rate, color="#08519c", linewidth=1, label=f"mean {figure(shape.mean_rate)}/s")
     axes.set_xlabel("seconds from the first arrival")
-    axes.set_ylabel(f"requests/s ({seconds_text(shape.rate.window_s)} windows)")
-    axes.set_xlim(0, edges[-1])
+    axes.set(ylabel=f"requests/s ({seconds_text(shape.rate.window_s)} windows)", xlim=(0, edges[-1]))
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", frameon=False)
 
 
 def _draw_gaps(axes: Any, shape: TrafficShape) -> None:
     gaps = shape.gaps
-    axes.set_xlabel("gap between arrivals")
-    axes.set_ylabel("gaps")
+    axes.set(xlabel="gap between arrivals", ylabel="gaps")
     if gaps is None or not gaps.histogram:
         axes.text(0.5, 0.5, "no gaps above zero", ha="center", va="center", transform=axes.transAxes)
         return
