@@ -1,4 +1,8 @@
-"""Selection of the traffic's numeric features that predict the work of a request, by out-of-fold error."""
+"""Selection of the traffic's numeric features that predict the work of a request, by out-of-fold error.
+
+Less strict than the terms of a recording (:mod:`work_shapes`), because mistakes cost less: a feature is an input that
+the user named, and of an irrelevant one the fit makes nothing. Some hundred batches show few features for certain.
+"""
 
 from __future__ import annotations
 
