@@ -139,17 +139,22 @@ def _on_lost(lost: int, ok: int) -> tuple[str, ...]:
 
 
 def _reader(
-    kind: str, name: str, knows: Callable[[bytes], bool], diagnose: Callable[[Recorded, ReadOptions], Diagnosis]
+    kind: str,
+    name: str,
+    knows: Callable[[bytes], bool],
+    diagnose: Callable[[Recorded, ReadOptions], Diagnosis],
+    *takes: str,
 ) -> Reader:
-    takes = _TAKES.get(name, frozenset())
-    return Reader(kind=kind, reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose, takes=takes)
+    return Reader(kind=kind, reads=name, knows=lambda file: knows(file.head), read=diagnose, takes=frozenset(takes))
 
 
-def _reader_of_log(name: str) -> Reader:
+def _reader_of_log(name: str, *takes: str) -> Reader:
     knows, read = _LOGS[name]
-    return _reader(
-        "requests", name, knows, lambda file, options: diagnose_table(read(file.path, options), file.path, options)
-    )
+
+    def diagnose(file: Recorded, options: ReadOptions) -> Diagnosis:
+        return diagnose_table(read(file.path, options), file.path, options)
+
+    return _reader("requests", name, knows, diagnose, *takes)
 
 
 def read_requests(path: Path, options: ReadOptions) -> RequestTable:
@@ -238,18 +243,12 @@ def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
 def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorded]]:
     """The files of a folder that are request logs, with their format, and those that are logs of engine steps."""
     steps = [file for file in recorded.inside if vllm.knows_steps(file.head)]
-    tables = []
-    for file in recorded.inside:
-        if file not in steps:
-            name = next((name for name in _FIXED if _LOGS[name][0](file.head)), None)
-            if name is not None:
-                tables.append((file, name))
-    return tables, steps
+    others = (file for file in recorded.inside if file not in steps)
+    named = ((file, next((name for name in _FIXED if _LOGS[name][0](file.head)), "")) for file in others)
+    return [each for each in named if each[1]], steps
 
 
 def _knows_pair(recorded: Recorded) -> bool:
-    if len(recorded.inside) < 2:
-        return False
     tables, steps = _parts(recorded)
     return len(tables) == 1 and len(steps) == 1
 
@@ -297,15 +296,8 @@ _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]
     span_columns.NAME: (span_columns.knows, span_columns.read),
     f"{otlp_spans.NAME} in protocol buffers": (otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
 }
-#: Options that logs without known fields, and those that are text, take.
-_TAKES: Mapping[str, frozenset[str]] = {
-    text_log.NAME: frozenset({"--map", "--pattern"}),
-    mapped_log.NAME: frozenset({"--map", "--pattern"}),
-    access_log.NAME: frozenset({"--pattern"}),
-    vllm.STEPS: frozenset({"--pattern"}),
-}
 #: Reads any text log if a pattern is given.
-TEXT_LOG = _reader_of_log(text_log.NAME)
+TEXT_LOG = _reader_of_log(text_log.NAME, "--map", "--pattern")
 
 READERS: tuple[Reader, ...] = (
     Reader(
@@ -316,9 +308,9 @@ READERS: tuple[Reader, ...] = (
     ),
     *(_reader_of_log(name) for name in _FIXED if name != access_log.NAME),
     *(_reader("spans", name, knows, partial(_diagnose_spans, read)) for name, (knows, read) in _SPANS.items()),
-    _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps),
+    _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps, "--pattern"),
     _reader("requests", prometheus_histograms.NAME, prometheus_histograms.knows, prometheus_histograms.diagnose),
     TEXT_LOG,
-    _reader_of_log(access_log.NAME),
-    _reader_of_log(mapped_log.NAME),
+    _reader_of_log(access_log.NAME, "--pattern"),
+    _reader_of_log(mapped_log.NAME, "--map", "--pattern"),
 )

@@ -41,21 +41,15 @@ def with_checked_rows(table: RequestTable) -> RequestTable:
         beyond |= table.ok & (column > allowed)
         parts[name] = np.minimum(column, remaining)
         remaining = remaining - np.maximum(parts[name], 0)
-    notes = [*table.notes, *_nothing(table), *_beyond(beyond, table), *_copies(table), *_far_away(table)]
-    return replace(table, parts=parts, notes=tuple(notes))
-
-
-def _nothing(table: RequestTable) -> Iterator[str]:
+    notes = [*table.notes]
     if table.ok.any() and not table.latency_ns[table.ok].any():
-        yield "All latencies are 0: check the column and its unit."
-
-
-def _beyond(beyond: Bools, table: RequestTable) -> Iterator[str]:
+        notes.append("All latencies are 0: check the column and its unit.")
     if beyond.any():
-        yield (
+        notes.append(
             f"{', '.join(table.parts)}: longer than the whole latency in {counted(int(beyond.sum()), 'request')} of "
             f"{len(table):,}, and counted up to it. Check the units, and that the time lies within the latency."
         )
+    return replace(table, parts=parts, notes=(*notes, *_copies(table), *_far_away(table)))
 
 
 def _copies(table: RequestTable) -> Iterator[str]:
