@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from latfix.cause_catalogue import CATALOGUE
-from latfix.formatting import LATENCY_KEYS, count, from_ns, significant
+from latfix.formatting import LATENCY_KEYS, count, counted, from_ns, significant
 from latfix.profilers.allocator_lab.compare_policies import SETTINGS, compare, fragmentation
 from latfix.profilers.allocator_lab.torch_caching import known_settings
 from latfix.profilers.allocator_lab.torch_snapshot import is_snapshot, read_snapshot
@@ -104,11 +104,10 @@ def _cause(trace: AllocationTrace, result: Fragmentation) -> CauseSummary | None
 def _stalls(trace: AllocationTrace) -> str:
     lasted = from_ns(1e3 * sum(stall.lasted_us for stall in trace.stalls))
     failures = sum(stall.is_failure for stall in trace.stalls)
-    number = len(trace.stalls)
     failed = f", {count(failures)} of them without success" if failures else ""
     return (
-        f"{count(number)} stall{'' if number == 1 else 's'}{failed}: the program waited while cached memory was "
-        f"given back, at least {lasted} in total"
+        f"{counted(len(trace.stalls), 'stall')}{failed}: the program waited while cached memory was given back, at "
+        f"least {lasted} in total"
     )
 
 

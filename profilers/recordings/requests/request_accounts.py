@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -504,7 +505,8 @@ class _Ledger:
         # The median residual of the model belongs to a quiet request.
         self.base_level = round(self.typical + float(np.median(rest)))
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
-        self.causes = self._known()
+        self.components = tuple(self._components())
+        self.causes = (*(cause for cause, _ in self.components), CATALOGUE[UNEXPLAINED])
         rest = rest[:: self.step] - (self.base_level - self.typical)
         self.scatter_ns = round(ordinary_mean_of_wide(rest / max(self.service_ns, 1.0)) * self.service_ns)
 
@@ -579,34 +581,30 @@ class _Ledger:
             return 0.0
         return chance_wait_ns(n, span, self._waits_at_rest, tail_share, seed) / 1e6
 
-    def _known(self) -> tuple[KnownCause, ...]:
-        known: list[KnownCause] = []
-        if self.batches is not None:
-            known += [replace(CATALOGUE["batching.window"], evidence_class="modelled"), BATCH_SIZE]
+    def _components(self) -> Iterator[tuple[KnownCause, Callable[[slice], Ints] | None]]:
+        """Causes, each with the service beyond the reference of a slice of requests; ``None`` for waits."""
+        if self.batches is not None and self.sharing is not None:
+            yield replace(CATALOGUE["batching.window"], evidence_class="modelled"), self.batches.window.__getitem__
+            yield BATCH_SIZE, self.sharing.__getitem__
         if self.wait is not None:
-            known += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
+            yield CATALOGUE["traffic.burst"], None
+            yield CATALOGUE["traffic.overload"], None
         if self.by_input:
-            known.append(CATALOGUE["input.size"])
-        known += [cause for cause in (PREFILL, STALL, BATCH_SIZE) if cause.id in self.stalled]
-        known += [LATE if name == "dispatch" else _dependency(name) for name in self.parts]
-        if self.drift is not None:
-            known.append(CATALOGUE["drift.unknown"])
-        return (*known, CATALOGUE[UNEXPLAINED])
+            yield CATALOGUE["input.size"], lambda part: np.rint(self.expected[part] - self.typical).astype(np.int64)
+        for cause in (PREFILL, STALL, BATCH_SIZE):
+            if cause.id in self.stalled:
+                yield cause, self.stalled[cause.id].__getitem__
+        for name in self.parts:
+            yield _cause_of(name), partial(self._beyond_usual, name)
+        if (drift := self.drift) is not None:
+            yield CATALOGUE["drift.unknown"], lambda part: np.rint(drift.at(self.arrival[part])).astype(np.int64)
+
+    def _beyond_usual(self, name: str, part: slice) -> Ints:
+        return self.parts[name][part] - self.median_of[name]
 
     def extras(self, part: slice) -> dict[str, Ints]:
         """By cause, the service of each request beyond the reference, for a slice of requests."""
-        result: dict[str, Ints] = {}
-        if self.by_input:
-            result["input.size"] = np.rint(self.expected[part] - self.typical).astype(np.int64)
-        if self.batches is not None and self.sharing is not None:
-            result["batching.window"] = self.batches.window[part]
-            result[BATCH_SIZE.id] = self.sharing[part]
-        for cause, lost in self.stalled.items():
-            result[cause] = lost[part]
-        for name, values in self.parts.items():
-            result[_part_id(name)] = values[part] - self.median_of[name]
-        if self.drift is not None:
-            result["drift.unknown"] = np.rint(self.drift.at(self.arrival[part])).astype(np.int64)
+        result = {cause.id: amount(part) for cause, amount in self.components if amount is not None}
         within = {"input.size", BATCH_SIZE.id, "drift.unknown"} - set(self.stalled)  # the base is without these
         known = sum(result.get(cause, 0) for cause in within)
         result[UNEXPLAINED] = self.base[part] - self.base_level - known
@@ -691,7 +689,7 @@ class _Ledger:
         elif names and self.model.samples:
             self.notes.append(f"The service time does not follow {names}: nothing is attributed to inputs.")
         for name, part in self.parts.items():
-            evidence[_part_id(name)] = (
+            evidence[_cause_of(name).id] = (
                 f"measured: {from_ns(float(np.median(part)))} in the median, "
                 f"{from_ns(float(np.quantile(part, 0.99)))} at p99."
             )
@@ -767,20 +765,17 @@ def _confirmed(queue: Queue) -> str:
     )
 
 
-def _dependency(name: str) -> KnownCause:
-    if name in CATALOGUE:
-        return CATALOGUE[name]
+def _cause_of(name: str) -> KnownCause:
+    """The cause that a measured part of the latency stands for."""
+    if name == "dispatch" or name in CATALOGUE:
+        return CATALOGUE.get(name, LATE)
     return KnownCause(
-        _part_id(name),
+        f"dependency.{name}",
         "measured",
         f"waited for {name}",
         happened=f"waiting for {name}",
         behind=f"one that waited for {name}",
     )
-
-
-def _part_id(name: str) -> str:
-    return LATE.id if name == "dispatch" else name if name in CATALOGUE else f"dependency.{name}"
 
 
 def _empty(table: RequestTable) -> Accounts:
