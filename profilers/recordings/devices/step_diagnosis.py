@@ -89,6 +89,7 @@ def diagnose_steps(
     unexplained_ms = sum(cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED)
     reference_ms = math.nan if single else ledger.reference_ns / 1e6
     usual = lengths if slow is None else lengths[quiet]
+    usual_steps = [step for step, inside in zip(steps, quiet, strict=True) if inside]
     verdict, sentence = _verdict(
         causes, float(np.median(usual)) / 1e6, excess_ms, reference_ms, at, steps[0].name if single else ""
     )
@@ -114,8 +115,11 @@ def diagnose_steps(
         notes=tuple(notes),
         seen=ledger.causes,
         source=source,
-        typical=None if single else _typical(steps, quiet),
-        slowest=tuple(_unit(steps[k], steps[0].start) for k in np.argsort(-lengths, kind="stable")[:_SHOWN]),
+        typical=None if single else _unit(f"typical (mean of {len(usual_steps)})", None, usual_steps),
+        slowest=tuple(
+            _unit(steps[k].name, (steps[k].start - steps[0].start) / 1e6, [steps[k]])
+            for k in np.argsort(-lengths, kind="stable")[:_SHOWN]
+        ),
         ledger=ledger,
     )
 
@@ -286,14 +290,14 @@ def _stages(steps: Sequence[StepLedger], quiet: Bools | None) -> dict[str, dict[
     return dict(sorted(result.items(), key=lambda entry: -entry[1]["mean"]))
 
 
-def _typical(steps: Sequence[StepLedger], quiet: Bools) -> UnitLedger:
-    chosen = [step for step, inside in zip(steps, quiet, strict=True) if inside]
+def _unit(name: str, start_ms: float | None, steps: Sequence[StepLedger]) -> UnitLedger:
+    """The mean of steps."""
     return UnitLedger(
-        id=f"typical (mean of {len(chosen)})",
-        start_ms=None,
-        latency_ms=sum(step.length for step in chosen) / len(chosen) / 1e6,
-        causes_ms=_mean_ms([step.causes for step in chosen]),
-        stages_ms=_mean_ms([step.stages for step in chosen]),
+        id=name,
+        start_ms=start_ms,
+        latency_ms=sum(step.length for step in steps) / len(steps) / 1e6,
+        causes_ms=_mean_ms([step.causes for step in steps]),
+        stages_ms=_mean_ms([step.stages for step in steps]),
     )
 
 
@@ -303,13 +307,3 @@ def _mean_ms(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
     for part in parts:
         total.update(part)
     return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
-
-
-def _unit(step: StepLedger, begin: int) -> UnitLedger:
-    return UnitLedger(
-        id=step.name,
-        start_ms=(step.start - begin) / 1e6,
-        latency_ms=step.length / 1e6,
-        causes_ms=_mean_ms([step.causes]),
-        stages_ms=_mean_ms([step.stages]),
-    )
