@@ -94,11 +94,10 @@ def attributes_of(pairs: Any) -> dict[str, Any]:
 
 def knows_protobuf(head: bytes) -> bool:
     """True if a file begins as OTLP in protocol buffers: nested messages down to a trace's id of 16 bytes."""
-    for skip in (0, 4):
-        body = head[skip:]
-        if body[:1] == b"\x0a" and b"\x0a\x10" in body[:4096] and b"service.name" in body[:8192]:
-            return True
-    return False
+    return any(
+        body[:1] == b"\x0a" and b"\x0a\x10" in body[:4096] and b"service.name" in body[:8192]
+        for body in (head, head[4:])
+    )
 
 
 def read_protobuf(path: Path) -> SpanTable:

@@ -10,6 +10,7 @@ perf_analyzer's ``--profile-export-file`` holds, for each request, when it was s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -95,10 +96,7 @@ def _merge(trace: _Trace, entry: Mapping[str, Any]) -> None:
 
 
 def _elements(shape: str) -> float:
-    total = 1.0
-    for size in shape.split(","):
-        total *= float(size) if size.strip().isdigit() else 0.0
-    return total
+    return math.prod(float(size) if size.strip().isdigit() else 0.0 for size in shape.split(","))
 
 
 def _between(times: Mapping[str, int], begin: str, end: str) -> int | None:
