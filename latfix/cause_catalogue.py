@@ -377,6 +377,7 @@ PREMISES: Mapping[str, Premise] = {
     "fuse.cudagraph": Premise(device="cuda", layers=True),
     "fuse.onnxruntime": Premise(device="cpu", layers=True),
     "fuse.openvino": Premise(device="cpu", layers=True),
+    "fuse.planless_attention": Premise(device="cuda", layers=True),
     "fuse.tensorrt": Premise(device="cuda", layers=True),
     "host.parallel": Premise(device="cpu"),
     "host.pin": Premise(device="cpu"),

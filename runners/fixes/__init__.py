@@ -28,6 +28,7 @@ from latfix.runners.fixes.fuse import (
     cudagraph,
     onnxruntime,
     openvino,
+    planless_attention,
     tensorrt,
 )
 from latfix.runners.fixes.host import parallel, pin, routing, threads, wait_policy, workers
@@ -90,6 +91,7 @@ FIXES: tuple[Fix, ...] = (
     openvino.FIX,
     onnxruntime.FIX,
     attention.FIX,
+    planless_attention.FIX,
     dispatch_inference_mode.FIX,
     cache_embeddings.FIX,
     warmup_resident.FIX,

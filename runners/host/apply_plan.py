@@ -28,6 +28,7 @@ FIX_VARIABLES = frozenset(
         "OMP_WAIT_POLICY",
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED",
         *(name for allocator in ALLOCATORS for name in allocator.environment),
     }
 )

@@ -108,7 +108,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="cold.start",
-    fixes=("warmup.shapes", "memory.page_prefault", "warmup.resident", "fuse.cudagraph"),
+    fixes=("warmup.shapes", "memory.page_prefault", "warmup.resident", "fuse.planless_attention", "fuse.cudagraph"),
     claim=_claim,
     sentence=_sentence,
     outside=_outside,

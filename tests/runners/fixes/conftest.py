@@ -54,6 +54,10 @@ _CALLED_FOR: dict[str, dict[str, Any]] = {
     "transfer.pinned": {"device": "cuda:0"},
     "transfer.overlap": {"device": "cuda:0"},
     "fuse.cudagraph": {"device": "cuda:0"},
+    "fuse.planless_attention": {
+        "device": "cuda:0",
+        "model": {"kernels": {"aten::_scaled_dot_product_cudnn_attention": 12}},
+    },
     "fuse.compile_autotune": {"device": "cuda:0"},
     "host.routing": {
         "members": [[50]] * 60,

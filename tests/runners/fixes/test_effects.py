@@ -30,6 +30,9 @@ FP16_KERNEL = "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
 FP8_KERNEL = "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+CUDNN = "aten::_scaled_dot_product_cudnn_attention"
+PLANLESS = {"environment": {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}}
 #: Bytes of the copies of a batch on a device, and the same from memory that is not pinned.
 COPIED = {"copy_in_bytes": 9000, "copy_out_bytes": 1000}
 PAGEABLE = {**COPIED, "pageable_bytes": 10_000}
@@ -197,6 +200,7 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("fuse.tensorrt", {}, {**REPLACED, **compiled(share=None)}, {}),
     ("fuse.channels_last", {}, {"relaid": 3, "layouts": {"channels_last": 9, "contiguous": 1}}, {}),
     ("fuse.attention", {}, {"kernels": {MATH: 2}}, {}),
+    ("fuse.planless_attention", PLANLESS, {"kernels": {EFFICIENT: 12}}, {}),
     ("numerics.flush_denormal", {}, {}, {"columns": {"compute_denormals": [0, 1]}}),
     ("dispatch.inference_mode", {}, {"batches_run": 80, "batches_inference": 80}, {}),
     ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}, {}),
@@ -349,6 +353,9 @@ HALF: list[tuple[str, Run, Run]] = [
     ("fuse.channels_last", {}, {"relaid": 3}),
     ("fuse.channels_last", {}, {"layouts": {"channels_last": 9}}),
     ("fuse.attention", {}, {"kernels": {MATH: 2, FLASH: 1}}),
+    ("fuse.planless_attention", PLANLESS, {"kernels": {EFFICIENT: 11, CUDNN: 1}}),
+    ("fuse.planless_attention", PLANLESS, {"kernels": {"aten::addmm": 3}}),
+    ("fuse.planless_attention", {}, {"kernels": {EFFICIENT: 12}}),
     ("dispatch.inference_mode", {}, {"batches_inference": 60}),
     ("dispatch.inference_mode", {}, {"batches_run": 0}),
     ("fuse.tensorrt", {}, {**REPLACED, **compiled(engines=0, share=0.0)}),
