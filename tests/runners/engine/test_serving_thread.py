@@ -104,15 +104,15 @@ def test_the_thread_ends_with_its_object_and_keeps_nothing_of_its_work() -> None
     class Held:
         pass
 
-    before, held, thread = set(threading.enumerate()), Held(), ServingThread()
-    gone = threading.Event()
+    held, thread, gone = Held(), ServingThread(), threading.Event()
     weakref.finalize(held, gone.set)
-    thread.start(partial(_hold, held), "latfix-last").join()
+    job = thread.start(partial(_hold, held), "latfix-last")
+    job.join()
     del held
     assert _settled(gone.is_set)
     del thread
     gc.collect()
-    assert _settled(lambda: not {*threading.enumerate()} - before)
+    assert _settled(lambda: job.native_id not in {each.native_id for each in threading.enumerate()})
 
 
 @pytest.mark.parametrize("shared", [False, True])
