@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ class Idea:
     spec: WorkloadSpec
     settings: RunnerSettings
     fixes: tuple[str, ...] = ()
+
+    @property
+    def service(self) -> tuple[str, RunnerSettings]:
+        """What is replayed: the adapter or model file, and its settings."""
+        return self.spec.entry, self.settings
 
 
 def idea_of_changes(name: str, base: Idea, changes: Mapping[str, Any]) -> Idea:
@@ -72,4 +77,16 @@ def together(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"--combine: found {key}={found[key]} and {key}={value}; expected settings without a conflict"
                 )
             found[key] = value
+    return found
+
+
+def distinct(ideas: Sequence[Idea], say: Callable[[str], None]) -> list[Idea]:
+    """The ideas without those that run the same service as an earlier one; ``say`` is called with a line for each."""
+    found: list[Idea] = []
+    for idea in ideas:
+        same = next((each for each in found if each.service == idea.service), None)
+        if same is None:
+            found.append(idea)
+        else:
+            say(f"warning: {idea.name!r} and {same.name!r} are the same service, which is replayed once")
     return found

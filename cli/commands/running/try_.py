@@ -109,7 +109,7 @@ def parse_ideas(
     :param profiles: the workload with each profile.
     :param device: settings that all ideas share.
     :param say: called with each warning.
-    :raises InputError: there is no idea, or one is repeated or invalid.
+    :raises InputError: there is no idea, none changes the workload, or one is invalid.
     """
     from latfix.cli.shared.setting_options import parse_changes
     from latfix.runners.side_by_side import ideas
@@ -131,14 +131,12 @@ def parse_ideas(
             say(f"warning: {strange}")
     if combine:
         found.append(ideas.idea_of_changes(ideas.TOGETHER, base, ideas.together(list(changes.values()))))
-    if len(found) == 1:
-        raise InputError("try: found no idea; expected --set KEY=VALUE, --profile NAME or --plan FILE")
+    if all(idea.service == base.service for idea in found):
+        expected = "--set KEY=VALUE, --profile NAME or --plan FILE"
+        raise InputError(f"try: found no idea that changes the workload; expected {expected}")
     if len(found) - 1 > _MOST_IDEAS:
         raise InputError(f"try: found {len(found) - 1} ideas; expected at most {_MOST_IDEAS}")
-    names = [idea.name for idea in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"try: found {twice!r} twice; expected each idea once")
-    return found
+    return ideas.distinct(found, say)
 
 
 def _conclude(folder: Path, found: Trial, target: output_options.Target) -> int:

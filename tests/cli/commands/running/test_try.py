@@ -65,9 +65,9 @@ def test_ideas_that_are_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "try: found no idea"),
+        ((), "try: found no idea that changes the workload"),
         (("--set", "precison=bf16"), "did you mean 'precision'?"),
-        (("--set", "workers=2", "--set", "workers=2"), "found 'workers=2' twice"),
+        (("--set", "workers=1", "--set", "workers=1,max_queue=0"), "try: found no idea that changes the workload"),
         (("--set", "workers=2", "--combine"), "expected two or more"),
         (("--set", "workers=2", "--set", "workers=3", "--combine"), "--combine: found workers=2 and workers=3"),
         (("--profile", "larg"), "did you mean 'large'?"),
@@ -138,6 +138,22 @@ def test_every_kind_of_idea_is_an_arm(
     again = read_result(tmp_path / "o" / "trial.json").to_json()
     assert again.pop("origin")["host"] and again == document
     assert "95 % intervals" in " ".join(out.split()) and str(tmp_path / "o")[:20] in out
+
+
+def test_equal_ideas_are_replayed_once(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
+) -> None:
+    found = Found(Trial.from_json(document))
+    monkeypatch.setattr(replay_in_turns, "SideBySide", found)
+    workload = write_workload(tmp_path / "w", runner={"max_batch_size": 4})
+    with (workload / "workload.toml").open("a", encoding="utf-8") as file:
+        file.write('[profile.two.runner]\nworkers = 2\n[profile.other.workload]\nentry = "adapter:Other"\n')
+    sets = [word for text in ("workers=2", "workers = 2", "max_batch_size=4") for word in ("--set", text)]
+    code, _, err = cli("try", workload, *sets, "--profile", "two", "--profile", "other", "--out", tmp_path / "o")
+    assert code == 0, err
+    assert [idea.name for idea in found.ideas] == ["as it is", "workers=2", "profile other"]
+    same = (("workers = 2", "workers=2"), ("max_batch_size=4", "as it is"), ("profile two", "workers=2"))
+    assert all(f"warning: {one!r} and {other!r} are the same service" in err for one, other in same), err
 
 
 @pytest.mark.parametrize(
