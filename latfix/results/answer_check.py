@@ -39,7 +39,7 @@ class OddAnswer(Document):
     :param request: its id.
     :param output: the name of the output that differs most.
     :param agreement: the share of it that is the same.
-    :param deviation: its distance, in the kind's own measure; ``None`` if shapes differ.
+    :param deviation: its distance, in the kind's own measure; ``None`` of labels, texts and other shapes.
     """
 
     request: str
@@ -120,7 +120,7 @@ class AnswerCheck(Document):
 
     def _distance(self, odd: OddAnswer) -> str:
         if odd.deviation is None:
-            return "another shape or text"
+            return "another label, text or shape"
         bound = next((output.bound for output in self.outputs if output.name == odd.output), None)
         far = f"deviation {significant(odd.deviation, 2)}, bound {significant(bound, 2)}"
         # Scores agree only if the same entry is the largest.

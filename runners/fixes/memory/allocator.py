@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from latfix.formatting import percent
 from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import need, tail_share
-from latfix.runners.fixes.shared.run_evidence import faults_per_request, fewer_faults
+from latfix.runners.fixes.shared.run_evidence import faults_per_request, faults_words, fewer_faults
 from latfix.runners.host.process_setup import KEEP_FREED, read_tunables, tunables_text
 
 #: Causes that come from a heap that grows and shrinks.
@@ -30,13 +30,13 @@ def on_glibc(otherwise: str) -> Condition:
 def many_faults(context: Context) -> str:
     """There must be enough page faults for another allocator to pay."""
     if context.latest is not None and (left := faults_per_request(context.latest)) < _NEARLY_NONE:
-        return f"the fixes kept so far leave {left:.0f} page faults a request"
+        return f"the fixes kept so far leave {faults_words(left)}"
     faults = faults_per_request(context.record)
     share = tail_share(context.diagnosis, TREATS)
     if faults >= WORTH_IT or share >= IN_TAIL:
         return ""
     return (
-        f"only {faults:.0f} page faults a request, and {100 * max(share, 0.0):.1f} % of the tail is memory; it pays "
+        f"only {faults_words(faults)}, and {100 * max(share, 0.0):.1f} % of the tail is memory; it pays "
         f"above {WORTH_IT:.0f}, or from {percent(IN_TAIL)} of the tail"
     )
 

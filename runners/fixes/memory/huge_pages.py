@@ -8,7 +8,7 @@ from latfix.formatting import mebibytes
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.memory.allocator import WORTH_IT
 from latfix.runners.fixes.shared.conditions import at_default, refusals
-from latfix.runners.fixes.shared.run_evidence import faults_per_request
+from latfix.runners.fixes.shared.run_evidence import faults_per_request, faults_words
 from latfix.runners.host.process_setup import glibc_version, huge_page_mode
 
 _MIB = 1 << 20
@@ -38,7 +38,7 @@ def _memory_to_map(context: Context) -> str:
     faults, model = faults_per_request(context.record), context.record.meta.memory.model_bytes
     if faults < WORTH_IT and model < _LARGE_MODEL:
         weights = f", and the weights are {mebibytes(model)}" if model else ""  # of torch: others are not known
-        return f"only {faults:.0f} page faults a request{weights}"
+        return f"only {faults_words(faults)}{weights}"
     return ""
 
 
@@ -46,7 +46,7 @@ def _verify(applied: Applied) -> Verified:
     now, before = applied.both(lambda record: record.meta.memory.huge_bytes)
     faults, were = applied.both(faults_per_request)
     text = f"{mebibytes(now)} in huge pages, {mebibytes(before)} without; "
-    text += f"{faults:.0f} page faults a request, was {were:.0f}"
+    text += f"{faults_words(faults)}, was {were:.0f}"
     return Verified(now >= before + _MORE, "; ".join([text, *refusals(applied.record, "huge_pages")]))
 
 

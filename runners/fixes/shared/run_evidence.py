@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.formatting import counted
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied
 
@@ -23,10 +24,15 @@ def faults_per_request(record: RunRecord) -> float:
     return (shared + own) / requests
 
 
+def faults_words(faults: float) -> str:
+    """``1 page fault a request``."""
+    return f"{counted(round(faults), 'page fault')} a request"
+
+
 def fewer_faults(applied: Applied) -> tuple[bool, str]:
     """True if page faults more than halved, and both figures in words."""
     now, before = applied.both(faults_per_request)
-    return now < 0.5 * before, f"{now:.0f} page faults a request, {before:.0f} without"
+    return now < 0.5 * before, f"{faults_words(now)}, {before:.0f} without"
 
 
 def mean(values: npt.NDArray[Any]) -> float:

@@ -216,6 +216,12 @@ def test_a_service_whose_padding_leaks_is_reported() -> None:
     assert own.yardstick.measures["y"].varies < 1e-4, "a leak is no noise that others might hide in"
 
 
+def test_labels_that_differ_in_a_batch_are_not_called_another_shape_alone() -> None:
+    alone, batched = ([outputs_of(torch.tensor([True, k < last])) for k in range(8)] for last in (8, 6))
+    (fault,) = own_variation([str(k) for k in range(8)], alone, batched, [], {}).check.faults()
+    assert "its output: another label, text or shape, 50 % agree; 2 of 8 requests" in fault
+
+
 def test_a_service_that_is_right_has_no_fault_and_its_noise_is_known() -> None:
     alone, batched, threaded, shapes = _service(leaks=0.0, noise=1e-3)
     own = own_variation([str(k) for k in range(40)], alone, batched, threaded, {}, shapes)

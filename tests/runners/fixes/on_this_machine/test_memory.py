@@ -141,6 +141,7 @@ def test_huge_pages_need_a_kernel_a_library_and_a_reason(
     small = make_record(faults=5, memory={"model_bytes": MIB})
     assert HUGE.obstacle(make_context(small)) == "only 5 page faults a request, and the weights are 1.00 MiB"
     assert HUGE.obstacle(make_context(make_record(faults=5))) == "only 5 page faults a request"
+    assert HUGE.obstacle(make_context(make_record(faults=1))) == "only 1 page fault a request"
     for version in (None, (2, 34)):
         monkeypatch.setattr(memory_huge_pages, "glibc_version", lambda version=version: version)
         assert "from 2.35" in HUGE.obstacle(make_context(large))
