@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.formatting import percent
+from latfix.formatting import counted, percent
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, on_its_device
 from latfix.runners.host.cpu_topology import allowed_cores, last_level_cache_bytes
@@ -43,7 +43,7 @@ def _verify(applied: Applied) -> Verified:
     rows, share, touched = found.hot_rows, found.hot_share, 0 if residence is None else residence.rows
     reads = (
         f"{rows} rows, which served {percent(share)} of {found.lookups} lookups, of {found.rows} in "
-        f"{found.tables} table(s); {touched} reads of them between requests"
+        f"{counted(found.tables, 'table')}; {touched} reads of them between requests"
     )
     if rows and share < _SHARE:
         return Verified(False, f"no rows stand out: {reads}")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfix.errors import RunnerError
+from latfix.formatting import counted
 from latfix.runners.answers.named_outputs import outputs_of
 from latfix.runners.calls.model_call import USER_ERRORS, call_on_copy, describe
 from latfix.runners.calls.tensor_tree import move
@@ -173,7 +174,8 @@ def _refusal(trials: Sequence[Mapping[str, Any]], most: int) -> str:
     last = max(trials, key=lambda trial: int(trial["kept"]))
     if last["kept"] >= most - 1:
         return f"the accuracy is not kept even with {last['kept']} of {most} layers left out: {last['said']}"
-    return f"time was up after {len(trials)} trial(s); with {last['kept']} of {most} layers left out: {last['said']}"
+    tried = counted(len(trials), "trial")
+    return f"time was up after {tried}; with {last['kept']} of {most} layers left out: {last['said']}"
 
 
 def _outstanding(layers: Sequence[Layer]) -> int:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from latfix.formatting import counted
+
 #: torch-tensorrt's name of an engine in a compiled graph, and of the operator that runs it in a saved graph.
 _ENGINE_PART, _ENGINE_OPERATOR = "_run_on_acc", "execute_engine"
 #: torch-tensorrt logs the partition to this logger, at level DEBUG.
@@ -58,7 +60,7 @@ def partition_words(document: Mapping[str, Any]) -> str:
     outside = Counter(document["outside"])
     known = document["inside"]
     inside = "operators" if known is None else f"{known} operators"
-    described = f"{inside} in {document['engines']} engine(s)"
+    described = f"{inside} in {counted(document['engines'], 'engine')}"
     if not outside:
         return f"{described}, none left in PyTorch"
     named = [f"{name} ×{count}" if count > 1 else name for name, count in outside.most_common(_MOST_NAMED)]

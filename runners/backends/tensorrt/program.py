@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
+from latfix.formatting import counted
 from latfix.runners.backends.replaced_model import export_program, export_reason, quiet, raised_as, root_reason
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
@@ -145,7 +146,7 @@ def load(package: ModuleType, place: Path) -> Program | None:
     except USER_ERRORS as error:
         raise RunnerError(f"the cached program does not load ({root_reason(error)})") from error
     if found != partition.engines:
-        raise RunnerError(f"the cached program has {found} engine(s); expected {partition.engines}")
+        raise RunnerError(f"the cached program has {counted(found, 'engine')}; expected {partition.engines}")
     return Program(run=_runner(graph), partition=partition)
 
 

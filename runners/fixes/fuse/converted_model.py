@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from latfix.cause_catalogue import PREMISES
+from latfix.formatting import counted
 from latfix.run_record.run_meta import RunMeta
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
@@ -79,7 +80,7 @@ def converted(applied: Applied, backend: str) -> Verified:
     source = "found in the cache" if one["cached"] else "exported"
     source = f"{one['file']} itself, compared" if one.get("file") else f"{source} and loaded"
     conversion = (
-        f"{one['backend']} on {one['threads']} thread(s), {source} in {one['seconds']:.3g} s, at most"
+        f"{one['backend']} on {counted(int(one['threads']), 'thread')}, {source} in {one['seconds']:.3g} s, at most"
         f" {one['deviation']:.2g} from the original over {one['batches']} batches; {ran.evidence}"
     )
     return Verified(ran.effective and str(one["backend"]).startswith(backend), conversion)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import percent
+from latfix.formatting import counted, percent
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import CONTENDED, operator_threads, worker_threads
@@ -44,7 +44,8 @@ def _wanted(context: Context) -> int:
 def _idle_cores(context: Context) -> str:
     now, wanted = operator_threads(context.record), _wanted(context)
     if context.settings.intra_op_threads >= wanted or not 0 < now < wanted:
-        return f"operators run on {now or 'an unknown number of'} thread(s), and each worker has {wanted} core(s)"
+        threads = counted(now, "thread") if now else "an unknown number of threads"
+        return f"operators run on {threads}, and each worker has {counted(wanted, 'core')}"
     share = tail_share(context.diagnosis, CONTENDED)
     if share >= LITTLE:
         return f"threads compete for the cores: waiting for one made up {100 * share:.1f} % of the tail"

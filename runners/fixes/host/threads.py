@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.formatting import counted
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import LITTLE, need, on_its_device, tail_share
@@ -31,8 +32,9 @@ def worker_threads(applied: Applied) -> tuple[list[int], str]:
     """
     conversions = applied.evidence.get("conversions", [])
     threads = [int(one["threads"]) for one in conversions] if conversions else _by_worker(applied.record)
-    text = " and ".join(str(count) for count in sorted(set(threads))) or "an unknown number of"
-    return threads, f"workers ran operators on {text} thread(s)"
+    *others, most = sorted(set(threads)) or [0]
+    text = " and ".join([*map(str, others), counted(most, "thread") if most else "an unknown number of threads"])
+    return threads, f"workers ran operators on {text}"
 
 
 def switches_per_batch(record: RunRecord) -> float:

@@ -282,7 +282,7 @@ def test_the_search_ends_with_its_time() -> None:
     """The first trial takes 10 s; with 12 s left, another one is not begun."""
     found = chosen(layers(), lambda keep: 0.895 if len(keep) >= 3 else 0.8, left=[22.0, 12.0, 12.0])
     assert found.keep == {} and len(found.trials) == 1
-    assert found.reason.startswith("time was up after 1 trial(s); with 0 of 4 layers left out: accuracy 0.9 -> 0.8")
+    assert found.reason.startswith("time was up after 1 trial; with 0 of 4 layers left out: accuracy 0.9 -> 0.8")
 
 
 def test_layers_that_stand_out_are_tried_first() -> None:

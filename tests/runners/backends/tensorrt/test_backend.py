@@ -105,7 +105,7 @@ def test_what_ran_where_is_in_the_evidence(padded: Path, package: Any) -> None:
     assert partition["engines"] == 2 and partition["inside"] > 5 and 0.8 < partition["share"] < 1
     found = verified(service)
     assert found.effective, found.evidence
-    assert "operators in 2 engine(s), 1 left in PyTorch (aten.cumsum)" in found.evidence
+    assert "operators in 2 engines, 1 left in PyTorch (aten.cumsum)" in found.evidence
     assert "batches" in found.evidence and "shapes (1..4..4), (1..4..4, 2..8..13)" in found.evidence
     assert not verified(service, fuse_openvino.FIX).effective
     assert not verified(loaded(padded)).effective
@@ -257,7 +257,7 @@ class Stale(torch.nn.Module):
         return torch.zeros(*tensors[1].shape, 8), torch.zeros(len(tensors[0]), 3)
 
 
-@pytest.mark.parametrize(("engines", "message"), [(2, "gives other answers"), (1, "has 1 engine(s); expected 2")])
+@pytest.mark.parametrize(("engines", "message"), [(2, "gives other answers"), (1, "has 1 engine; expected 2")])
 def test_a_stale_program_is_discarded(padded: Path, package: Any, engines: int, message: str) -> None:
     compiled(padded)
     (token,) = package.files

@@ -82,14 +82,13 @@ def test_a_graph_is_read_part_by_part() -> None:
     assert found == Partition(engines=1, inside=7, outside={"aten.cumsum": 2})
     assert found.share == pytest.approx(7 / 9)
     assert Partition.from_json(found.to_json()) == found
-    assert partition_words(found.to_json()) == "7 operators in 1 engine(s), 2 left in PyTorch (aten.cumsum ×2)"
+    assert partition_words(found.to_json()) == "7 operators in 1 engine, 2 left in PyTorch (aten.cumsum ×2)"
     unknown = partition_of(graph)
     assert unknown.inside is None and unknown.share is None
     assert partition_of(graph, [3, 4]).inside is None, "sizes of other engines than there are"
-    assert partition_words(unknown.to_json()).startswith("operators in 1 engine(s)")
+    assert partition_words(unknown.to_json()).startswith("operators in 1 engine")
     assert (
-        partition_words(Partition(engines=1, inside=3).to_json())
-        == "3 operators in 1 engine(s), none left in PyTorch"
+        partition_words(Partition(engines=1, inside=3).to_json()) == "3 operators in 1 engine, none left in PyTorch"
     )
 
 

@@ -103,7 +103,7 @@ def test_threads_are_verified_by_the_workers_reports(make_record: Make, verified
     assert not verified(THREADS, run(2, 2), make_record(placement=operators_on(2)))[0], "it was so before"
     # The main thread's number does not apply to workers: each thread has its own.
     effective, said = verified(THREADS, run(1, 1, 4), four, torch_threads=1)
-    assert not effective and "workers ran operators on 1 and 4 thread(s), 4 without" in said
+    assert not effective and "workers ran operators on 1 and 4 threads, 4 without" in said
     assert not verified(THREADS, make_record(settings={"intra_op_threads": 1}), four, torch_threads=1)[0]
 
 
