@@ -58,7 +58,7 @@ class AnswerCheck(Document):
     :param example: the one that differs most.
     :param repeated: requests that were answered alone twice; ``unrepeatable`` those whose answers then differ.
     :param stateful: the random seed is not why: the model keeps state between requests.
-    :param empty: requests whose answer alone was ``None``, or held nothing else.
+    :param empty: requests whose answer alone was ``None`` or NaN, or held nothing else.
     """
 
     outputs: tuple[JudgedOutput, ...]
@@ -81,8 +81,8 @@ class AnswerCheck(Document):
         found = [] if self.example is None else [self._odd(self.example)]
         if self.incomparable and not self.unrepeatable:
             found.append(
-                "This service answers None: there is nothing to compare, and what may change answers is not kept. "
-                "Return from finish what matters, or give the workload an evaluate()."
+                "This service answers None or NaN: there is nothing to compare, and what may change answers is not "
+                "kept. Return from finish what matters, or give the workload an evaluate()."
             )
         for output in self.outputs:
             if output.uncut:

@@ -119,10 +119,10 @@ def render_diagnosis(
 
 
 def render_tail(diagnosis: Diagnosis) -> RenderableType:
-    """The verdict, warnings and causes of the tail: the baseline's diagnosis during an optimization."""
+    """The verdict, warnings, losses and causes of the tail: the baseline's diagnosis during an optimization."""
     style = SEVERITY_STYLE[diagnosis_severity(diagnosis)]
     verdict = title_line(diagnosis.workload, diagnosis.device, diagnosis.sentence, style)
-    parts: list[RenderableType] = [verdict, *warnings(diagnosis.notes)]
+    parts: list[RenderableType] = [verdict, *warnings(diagnosis.notes), *_losses(diagnosis)]
     if diagnosis.requests.get("ok"):
         parts += _tail(diagnosis, verbose=False)
     return Portable(Group(*parts))

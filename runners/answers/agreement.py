@@ -13,7 +13,7 @@ from latfix.arrays import Floats
 from latfix.config.model_output_rules import ALL, OutputRule, rule_of
 from latfix.errors import InputError
 from latfix.runners.answers.distance_bounds import Apart, Measure, apart, measure_of
-from latfix.runners.answers.named_outputs import Answer, Answers, Array
+from latfix.runners.answers.named_outputs import Answer, Answers, Array, says_nothing
 from latfix.runners.answers.output_kinds import kind_of
 
 #: Sizes of one request's inputs, input by input.
@@ -116,6 +116,8 @@ def yardstick_of(
     measures, told = {}, {}
     for name in names:
         values = [output.values for answer in known for output in answer if output.name == name][:_INFERRED_FROM]
+        if all(map(says_nothing, values)):
+            continue
         declared = rule_of(rules, name)
         kind, told[name] = (declared.kind, "declared") if declared.kind is not None else kind_of(name, values)
         measures[name] = measure_of(kind, values)

@@ -30,6 +30,11 @@ Answer = list[Output]
 Answers = Sequence[Answer | None]
 
 
+def says_nothing(values: Array) -> bool:
+    """True if all values are NaN."""
+    return values.dtype.kind == "f" and values.size > 0 and bool(np.isnan(values).all())
+
+
 def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
     """An answer as arrays of its tensors, numbers and texts.
 

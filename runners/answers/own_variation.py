@@ -12,7 +12,7 @@ from latfix.arrays import Floats
 from latfix.config.model_output_rules import OutputRule
 from latfix.results.answer_check import AnswerCheck, JudgedOutput, OddAnswer
 from latfix.runners.answers.agreement import Compared, Shapes, Yardstick, compare, yardstick_of
-from latfix.runners.answers.named_outputs import Answers
+from latfix.runners.answers.named_outputs import Answers, says_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def own_variation(
             example=_example(ids, unrepeatable or odd),
             repeated=len(repeated),
             unrepeatable=len(unrepeatable),
-            empty=sum(answer == [] for answer in alone),
+            empty=sum(answer is not None and all(says_nothing(each.values) for each in answer) for answer in alone),
         ),
     )
 

@@ -62,8 +62,14 @@ def own_line(error: BaseException) -> str:
     return line
 
 
+class OutputError(ValueError):
+    """A model's output that cannot be split by request."""
+
+
 def model_error(error: BaseException) -> str:
     """The model's exception as one line, with a hint for common mistakes in the adapter."""
+    if isinstance(error, OutputError):  # raised here, not by the model
+        return str(error)
     text = describe(error)
     hint = next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")
     return f"{raised_by('the model', error)}{hint}"
@@ -94,7 +100,7 @@ def split_output(output: Any, size: int) -> list[Any]:
     Dicts, tuples and dataclasses are split field by field; a number, text or ``None`` in a field is each request's.
     ``None`` alone is the answer to each request, a number or text alone that of a batch of one.
 
-    :raises ValueError: the output does not have the batch's size.
+    :raises OutputError: the output does not have the batch's size.
     """
     if output is None or (size == 1 and _is_single(output)):
         return [output] * size
@@ -119,9 +125,10 @@ def _split(output: Any, size: int) -> list[Any]:
 
     if isinstance(output, torch.Tensor | np.ndarray):
         if output.ndim == 0 or output.shape[0] != size:
-            raise ValueError(
+            raise OutputError(
                 f"the model returned shape {tuple(output.shape)} for a batch of {size}; expected {size} in the first "
-                "dimension: move the batch dimension first in the model or its adapter; for a model file, declare "
+                "dimension: move the batch dimension first in the model or its adapter (the items of a list or tuple "
+                "from collate are the model's arguments); for a model file, declare "
                 'where it is: [outputs] output = { shape = [64, "batch", 10] }'
             )
         return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
@@ -137,9 +144,9 @@ def _split(output: Any, size: int) -> list[Any]:
         return [replaced_fields(output, {key: column[k] for key, column in columns.items()}) for k in range(size)]
     if isinstance(output, list):
         if len(output) != size:
-            raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size}")
+            raise OutputError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size}")
         return output
-    raise ValueError(
+    raise OutputError(
         f"the model returned {type(output).__name__} for a batch of {size}; expected tensors or arrays with {size} "
         "in the first dimension, tuples, dicts or dataclasses of them, or a list with one item per request"
     )

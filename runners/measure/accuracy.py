@@ -13,6 +13,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.errors import RunnerError, input_error
+from latfix.formatting import shown
 from latfix.request import Request
 from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
@@ -316,13 +317,17 @@ def _evaluate(service: Service) -> Reference:
 def _score(service: Service, predict: Any) -> float:
     adapter = service.models.adapter
     try:
-        score = float(adapter.evaluate(predict))
+        found = adapter.evaluate(predict)
     except RunnerError:
         raise
     except USER_ERRORS as error:
         raise RunnerError(raised_by(f"{type(adapter).__name__}.evaluate", error)) from error
+    try:
+        score = float(found)
+    except (TypeError, ValueError, RuntimeError):  # the last of a tensor with several numbers
+        score = math.nan
     if not math.isfinite(score):
-        raise RunnerError(f"{type(adapter).__name__}.evaluate returned {score}; expected a finite score")
+        raise RunnerError(f"{type(adapter).__name__}.evaluate returned {shown(found)}; expected a finite number")
     return score
 
 

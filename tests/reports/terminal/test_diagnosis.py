@@ -16,7 +16,7 @@ from latfix.reports.comparison_rows import comparison_change
 from latfix.reports.diagnosis_rows import main_causes
 from latfix.reports.html.recording_page import write_recording_report
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
-from latfix.reports.terminal.diagnosis import render_diagnosis
+from latfix.reports.terminal.diagnosis import render_diagnosis, render_tail
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Losses
@@ -99,6 +99,14 @@ def test_a_diagnosis_with_everything_is_one_screen_too(ordinary: Session) -> Non
     losing = shown(render_diagnosis(replace(found, verdict="losing"), folder=None))
     assert "Requests that did not end ok" in losing
     assert "measured: timestamps" in in_one_line(text).lower()
+
+
+def test_the_baseline_of_an_optimization_says_why_requests_failed(ordinary: Session) -> None:
+    errors = {"finish raised KeyError: 'label 7' (workload.py:16)": 8}
+    lost = Losses(
+        status="error", requests=8, share=0.004, waited_ms={}, in_stage={"finish": 8}, stages_ms={}, errors=errors
+    )
+    assert "8 × finish raised KeyError" in in_one_line(shown(render_tail(replace(ordinary[1], lost=(lost,)))))
 
 
 def test_a_first_view_has_no_negative_milliseconds(session: Session) -> None:

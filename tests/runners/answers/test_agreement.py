@@ -167,6 +167,9 @@ def test_none_is_nothing_to_compare() -> None:
     assert none == [[], []]
     check = own_variation(["a", "b"], none, none, [], {}).check
     assert check.incomparable and "nothing to compare" in check.faults()[0]
+    nan = [outputs_of({"a": torch.full((2,), torch.nan), "b": None})] * 2
+    check = own_variation(["a", "b"], nan, nan, [], {}).check
+    assert check.incomparable and "answers None or NaN" in check.faults()[0]
     some = [outputs_of(None), outputs_of(2.0)]
     assert not own_variation(["a", "b"], some, some, [], {}).check.incomparable
     assert difference(yardstick_of(some, {}), some, [some[1], some[1]]).agreements.tolist() == [0.0, 1.0]

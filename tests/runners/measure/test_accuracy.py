@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.errors import InputError
+from latfix.errors import InputError, RunnerError
 from latfix.request import Request
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.answers import plain_archive
@@ -105,6 +105,14 @@ def test_a_file_that_holds_no_answers_is_one_line(tmp_path: Path, held: object) 
     plain_archive.save(tmp_path / "r.npz", held)
     with pytest.raises(InputError, match=r"found something else than a model's answers.*start again"):
         Reference.load(tmp_path / "r.npz")
+
+
+@pytest.mark.parametrize("score", ["None", "'0.9 of 1'", "float('nan')"])
+def test_a_score_that_is_no_number_is_refused(score: str, tmp_path: Path, write_workload: WriteWorkload) -> None:
+    source = LABELLED.replace("NOISE", "0.0").replace("CASES", "3").rpartition("        return sum(")[0]
+    write_workload(tmp_path / "w", adapter=f"{source}        return {score}\n")
+    with pytest.raises(RunnerError, match=r"Labelled.evaluate returned .*; expected a finite number"):
+        evaluate(loaded_service(tmp_path / "w", "adapter:Labelled"), traffic(20), None)
 
 
 def test_a_score_is_paired_with_the_originals(labelled: Callable[..., Service], tmp_path: Path) -> None:
