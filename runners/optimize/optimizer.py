@@ -440,7 +440,7 @@ class Optimizer:
         for begin, end in bounds:
             outcome.notes.append(
                 f"The final replay covers the slowest stretch of the traffic, {begin / 1e9:.1f} to {end / 1e9:.1f} s "
-                f"({len(traffic)} of {len(self.traffic)} requests), so that there is time for several rounds."
+                f"({len(traffic)} of {len(self.traffic)} requests): the budget holds too few rounds of all of it."
             )
         # A cold fix acts on the first requests of a process: no lead-in may take their place.
         cold = {step.fix for step in kept} <= {fix.id for fix in FIXES if fix.cold}
