@@ -82,7 +82,7 @@ def decide(
     :param budget_s: seconds for all rounds, from now on.
     :param clock: seconds of a monotonic clock.
     """
-    decision, made, most, looked, last = Decision(), list[Round](), 1, 0, True
+    decision, made, most, looked, last = Decision(), list[Round](), 1, 0, False
     until = clock() + budget_s
     try:
         while True:
@@ -103,7 +103,7 @@ def decide(
             if last or (enough and _decided(_look(decision, gates, most, seed, last=False))):
                 break
     except (Interrupted, KeyboardInterrupt):
-        decision.interrupted = last = True
+        decision.interrupted = True  # a person who sees the rounds ended it, so the rest of the level stays unspent
     if decision.rounds:
         comparison = _look(decision, gates, most, seed, last=last)
         notes = (*_notes(decision, comparison, most), *comparison.notes)

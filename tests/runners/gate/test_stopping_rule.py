@@ -156,6 +156,11 @@ def test_an_interruption_keeps_complete_rounds() -> None:
     assert decided(Service(interrupt=1)).comparison is None
 
 
+@pytest.mark.parametrize(("factor", "rounds"), [(1.0, 4), (1.0, 5), (1.3, 4), (2.0, 2), (3.0, 1)])
+def test_whoever_interrupts_a_gate_does_not_decide_it(factor: float, rounds: int) -> None:
+    assert outcome(decided(Service(factor=factor, interrupt=rounds + 1))) == [None, None]
+
+
 def test_a_gate_without_a_baseline_is_judged_at_the_end() -> None:
     service = Service()
     gates = [parse_gate("p50<1s")]
