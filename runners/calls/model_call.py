@@ -28,6 +28,8 @@ _HINTS = {
     "does not require grad": "; latfix calls models in torch.no_grad: compute derivatives in torch.enable_grad",
 }
 
+#: Where a native library (OpenVINO) raised an error, before what it says.
+_NATIVE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+: ?")
 #: Parts of the paths of installed libraries and of code without a file.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
@@ -39,7 +41,7 @@ def describe(error: BaseException) -> str:
         text = str(error)
     except USER_ERRORS:  # a user-defined exception whose text cannot be read
         return name
-    text = " ".join(text.encode("utf-8", "replace").decode().split())
+    text = _NATIVE_PLACE.sub("", " ".join(text.encode("utf-8", "replace").decode().split()))
     return f"{name}: {clipped(text, 300)}" if text else name
 
 

@@ -262,6 +262,12 @@ class _Unprintable(Exception):
         (ValueError(), "ValueError"),
         (_Unprintable(), "_Unprintable"),
         (ValueError("half \ud800"), "ValueError: half ?"),
+        (
+            RuntimeError(
+                "Exception from src/core.cpp:132:\nCheck 'false' failed at src/ops.cpp:151:\nno rule for Loop-2"
+            ),
+            "RuntimeError: no rule for Loop-2",
+        ),
     ],
 )
 def test_an_error_is_one_line_that_any_file_can_hold(error: BaseException, shown: str) -> None:
