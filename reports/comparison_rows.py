@@ -440,7 +440,8 @@ def prediction_words(found: Optimization) -> str:
     """One or two sentences on the prediction errors; empty without predictions."""
     errors = found.prediction_error
     each, together = [], []
-    for key, error in () if errors is None else (("p99", errors.p99), ("mean", errors.mean)):
+    by_key = () if errors is None else ((found.judged, errors.judged), ("p99", errors.p99), ("mean", errors.mean))
+    for key, error in by_key:
         if error is None:
             continue
         if finite(error.median) is not None:

@@ -234,7 +234,7 @@ def _candidates(found: Optimization) -> Iterator[FrontRow]:
 def _foretold(found: Optimization) -> float | None:
     """The predicted ratio of the plan for what the final replay covered; ``None`` if unknown."""
     errors = found.prediction_error
-    error = None if errors is None else {"mean": errors.mean, "p99": errors.p99}.get(found.judged)
+    error = None if errors is None else {"mean": errors.mean, "p99": errors.p99}.get(found.judged, errors.judged)
     return None if error is None else finite(error.final)
 
 

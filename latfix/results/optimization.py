@@ -105,11 +105,13 @@ class PredictionErrors(Document):
     """Errors of predictions by statistic.
 
     :param simulation: error of the forecast of the measured baseline, a share; ``None`` without a forecast.
+    :param judged: of the statistic that decides, if it is another one.
     """
 
     simulation: float | None
     mean: PredictionError | None = None
     p99: PredictionError | None = None
+    judged: PredictionError | None = field(default=None, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,13 +211,16 @@ class Outcome:
     def prediction_errors(self) -> dict[str, Any]:
         """Errors of predicted ratios: by statistic, their median, the number of steps, and the final replay's."""
         found: dict[str, Any] = {"simulation": self.forecast_error}
-        for key in KEYS:
+        names = {key: key for key in KEYS}
+        if self.final is not None and self.final.judged not in KEYS:
+            names[self.final.judged] = "judged"
+        for key, name in names.items():
             errors = [error for trial in self.trials if (error := trial.prediction_error(key)) is not None]
-            found[key] = {"median": statistics.median(errors) if errors else None, "steps": len(errors)}
+            found[name] = {"median": statistics.median(errors) if errors else None, "steps": len(errors)}
             if self.final is not None and key in self.predicted and not self.final.ratio[key].lost:
-                measured = self.final.ratio[key].value
-                found[key] |= {"final": self.predicted[key], "final_error": abs(self.predicted[key] / measured - 1.0)}
-                found[key] |= {"at_pace": self.at_pace.get(key)}
+                final, measured = self.predicted[key], self.final.ratio[key].value
+                found[name] |= {"final": final, "final_error": abs(final / measured - 1.0)}
+                found[name] |= {"at_pace": self.at_pace.get(key)}
         return found
 
 

@@ -86,8 +86,10 @@ def test_the_proved_plan_is_beside_the_prediction_for_the_same_traffic(improved:
     """The search predicts for the whole traffic; the final replay may cover the slowest stretch only."""
     kept = Candidate(fixes=("batch.size",), settings={}, status="kept", predicted={"p99": 0.01, "p95": 0.02})
     errors = PredictionErrors(simulation=0.1, p99=PredictionError(median=None, steps=0, final=0.4, final_error=0.1))
+    if judged != "p99":
+        errors = replace(errors, judged=PredictionError(median=None, steps=0, final=0.3, final_error=0.1))
     found = replace(improved, judged=judged, rounds=2, candidates=(kept,), prediction_error=errors)
-    assert front_rows(found)[0].predicted == {"p99": 0.4, "p95": None}[judged]
+    assert front_rows(found)[0].predicted == {"p99": 0.4, "p95": 0.3}[judged]
     assert front_rows(replace(found, rounds=0))[0].predicted == kept.predicted[judged]
 
 

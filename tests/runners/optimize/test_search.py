@@ -97,6 +97,12 @@ def test_a_way_that_fails_on_every_batch_shows_the_models_error(search: Any, wor
     assert step.status == "not_effective" and "TypeError: no such layer" in step.reason
 
 
+def test_a_prediction_of_the_objectives_percentile_has_its_error(search: Any, world: Any) -> None:
+    outcome = search(model(world, "FAST", 0.5), goal="p90")
+    assert outcome.prediction_errors()["judged"]["final"] == outcome.predicted["p90"] == pytest.approx(0.5)
+    assert "judged" not in search(model(world, "FAST", 0.5), goal="mean").prediction_errors()
+
+
 def test_a_way_and_a_batch_size_are_replayed_together_as_predicted(search: Any, world: Any) -> None:
     world.limits = {4: 0.9, 8: 0.6}
     outcome = search(model(world, "FAST", 0.5), limits(world, 2, 4, 8))
