@@ -371,13 +371,12 @@ def trial_answer(found: Trial) -> Answer:
     else:
         nearest = "nearest" if step.value is not None and step.value >= 1 else "best so far"
         headline = f"No idea is proved to improve {name}; {nearest}: {leads.name}, {gain}"
-    lines = [*_disturbed(found.disturbed)]
-    if words := speed_range(step.ci95):
-        lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
-    lines += _changes(leads.comparison)
+    change = comparison_change(leads.comparison)
+    # Of some ideas, rounds may be left out.
+    lines = [*_disturbed(found.disturbed), *_sure(change, leads.comparison.rounds), *_changes(leads.comparison)]
     if accuracy := accuracy_words(leads):
         lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {accuracy[0]}"))
-    lines.append(_side_effects(comparison_change(leads.comparison)))
+    lines.append(_side_effects(change))
     more = leads.comparison.more_rounds
     if best is None and more:
         rounds = counted(more, "more round")

@@ -199,3 +199,5 @@ def test_every_change_is_explained_in_the_answer_of_a_trial(undecided: Compariso
     assert (first.label, first.words) == ("disturbed", "a hog")
     lines = [line.words for line in trial_answer(found).labeled() if line.label == "why"]
     assert lines == [change.sentence for change in changes]
+    sure = next(line for line in trial_answer(replace(found, rounds=2)).lines if line.label == "95 % interval")
+    assert sure.words.endswith("from 1 round"), "one of the two was left out for the leading idea"
