@@ -396,9 +396,9 @@ REST = "interaction of fixes, rest of the traffic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The effect of one fix, or of a group replayed together, on a statistic.
+    """The effect of one fix, or of those that the forecast cannot divide, on a statistic.
 
-    :param ratio: when it was added; ``None`` for the part that no fix accounts for.
+    :param ratio: its share of the ratio of all; ``None`` for what is not divided.
     :param adds: by fix, its ratio on top of all other kept fixes.
     :param predicted: the predicted ``ratio``.
     """
@@ -411,7 +411,7 @@ class Share:
     predicted: float | None
 
     def cells(self) -> list[str]:
-        """Ratio when added, predicted ratio, and ratio on top of the others."""
+        """Its share of the ratio, predicted ratio, and ratio on top of the others."""
         return [
             "" if self.ratio is None else self.ratio.words(),
             "" if self.predicted is None else ratio(self.predicted, "×"),

@@ -101,7 +101,7 @@ def _ablation(found: Optimization) -> dict[str, Any]:
     shares, means = (shares_of(found.ablation, key) for key in ("p99", "mean"))
     columns = ["fix"]
     for key in ("p99", "mean"):
-        columns += [f"{key} when added", f"{key} predicted", f"{key} on top of the others"]
+        columns += [f"{key} share", f"{key} predicted", f"{key} on top of the others"]
     rows = [
         [p99.name, *p99.cells(), *mean.cells()]
         for p99, mean in zip(shares, means, strict=True)

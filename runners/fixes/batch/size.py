@@ -24,7 +24,7 @@ def _verify(applied: Applied) -> Verified:
     now, before = int(with_fix.max()), int(without.max())
     limit, was = (record.meta.settings.max_batch_size for record in (applied.record, applied.without))
     took = now <= limit < before if limit < was else now > was
-    sizes = f"batches held {with_fix.mean():.3g} requests on average and {now} at most"
+    sizes = f"requests in a batch: {with_fix.mean():.3g} on average and {now} at most"
     return Verified(took, f"{sizes}, {without.mean():.3g} and {before} without")
 
 

@@ -385,6 +385,7 @@ def test_the_effect_of_each_fix_is_drawn_and_listed(tmp_path: Path, improved: Op
     text = optimization_text(tmp_path, Optimization.from_json({**improved.to_json(), "ablation": [share, rest]}))
     assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
     assert "interaction of fixes" in text and "Effect of each fix" in text
+    assert "p99 share" in text and "measured all fixes together" in text, "no fix was replayed when it was added"
 
 
 def test_a_p99_among_lost_requests_is_not_drawn_and_the_mean_is(tmp_path: Path, improved: Optimization) -> None:
