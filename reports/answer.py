@@ -370,7 +370,8 @@ def trial_answer(found: Trial) -> Answer:
         headline = f"Best idea: {best.name}, {gain}"
     else:
         nearest = "nearest" if step.value is not None and step.value >= 1 else "best so far"
-        headline = f"No idea is proved to improve {name}; {nearest}: {leads.name}, {gain}"
+        limit = " within the accuracy limit" if leads.comparison.verdict == "better" else ""
+        headline = f"No idea is proved to improve {name}{limit}; {nearest}: {leads.name}, {gain}"
     change = comparison_change(leads.comparison)
     # Of some ideas, rounds may be left out.
     lines = [*_disturbed(found.disturbed), *_sure(change, leads.comparison.rounds), *_changes(leads.comparison)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
-from latfix.formatting import significant
+from latfix.formatting import counted, significant
 from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
 from latfix.profilers.fair_rounds import FairRounds
 from latfix.profilers.latency_causes import explained
@@ -199,8 +199,8 @@ class SideBySide:
         if round_s > max(self._left_s(), 0.0):
             enough = math.ceil(self._wanted * round_s / 60) + 1
             self._notes.append(
-                f"The budget is too short for one round of {len(arms)} arms, about {significant(round_s)} s, which "
-                f"is completed anyway: --budget {enough}m holds {self._wanted}."
+                f"The rest of the budget is too short for one round of {len(arms)} arms, about "
+                f"{significant(round_s)} s, which is completed anyway: --budget {enough}m holds {self._wanted}."
             )
             self.say(self._notes[-1])
         for number in range(1, (self.rounds or MOST_ROUNDS) + 1):
@@ -280,9 +280,19 @@ class SideBySide:
             interrupted=interrupted,
             failure=base.failure,
             disturbed=disturbed_replays([disturbance(record.samples) for record in replays]),
-            notes=tuple(self._notes),
+            notes=(*self._failed_requests(), *self._notes),
         )
         return self._explained(trial)
+
+    def _failed_requests(self) -> Iterator[str]:
+        """Why requests failed; what failed in the same way in an earlier arm is left out."""
+        seen = set[str]()
+        for tried in (self._base, *self._ideas):
+            for errors in (record.errors for record in tried.records.values() if record.errors):
+                if (first := errors[min(errors)]) not in seen:
+                    seen.add(first)
+                    count = counted(len(errors), "request")
+                    yield f"{tried.idea.name}: {count} of a replay failed; the first: {first}."
 
     def _explained(self, trial: Trial) -> Trial:
         """The trial, with the reason for the difference of its leading idea."""

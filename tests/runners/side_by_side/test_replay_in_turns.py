@@ -47,6 +47,7 @@ class World:
     dying: dict[str, int] = field(default_factory=dict)
     overloaded: dict[str, float] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
+    failing_once: set[str] = field(default_factory=set)
     late: set[tuple[str, int]] = field(default_factory=set)
     scores: dict[str, float] = field(default_factory=dict)
     interrupt_at: tuple[str, int] = ("", 0)
@@ -123,11 +124,13 @@ class FakeArm:
             rows["dispatch_ns"][:] = 500_000_000
         if self.label in self.world.failing:
             rows["status"][:] = Status.ERROR
+        if self.label in self.world.failing_once:
+            rows["status"][0] = Status.ERROR
         return build_record(
             rows,
             traffic=traffic,
             folder=folder,
-            errors={0: "it raised ValueError"} if self.label in self.world.failing else {},
+            errors={0: "it raised ValueError"} if self.label in self.world.failing | self.world.failing_once else {},
             traffic_sha256=schedule_digest(traffic),
             scheduled=n,
             settings=self.settings,
@@ -280,7 +283,7 @@ def test_a_budget_below_one_round_is_said_to_be_too_short_before_it_begins(run: 
     found = run({f"idea {k}": 0.5 for k in range(10)}, seconds=60.0, budget_s=30.0)
     line = found.notes[-1]
     assert found.rounds == 1 and line in world.lines
-    assert line.startswith("The budget is too short for one round of 11 arms, about ")
+    assert line.startswith("The rest of the budget is too short for one round of 11 arms, about ")
     foretold, enough = (float(word) for word in re.findall(r"about ([\d.]+) s.*--budget (\d+)m", line)[0])
     took_s = world.now - world.looked  # without the ends of replays, which take no time here
     assert took_s <= foretold < 1.3 * took_s
@@ -301,6 +304,13 @@ def test_an_idea_may_take_its_share_of_the_budget_to_start_but_a_minute_in_any_c
     assert {label for label, _ in world.patience} == {"half"}
     long, later, short = (seconds for _, seconds in world.patience)
     assert long == later == 500.0 and short == LEAST_START_S
+
+
+def test_why_requests_failed_is_said_once(run: Try, world: World) -> None:
+    world.failing_once = {AS_IT_IS, "half"}
+    assert run({"half": 0.5}).notes == (
+        f"{AS_IT_IS}: 1 request of a replay failed; the first: it raised ValueError.",
+    )
 
 
 @pytest.mark.parametrize("way", ["broken", "failing", "dying"])

@@ -205,6 +205,17 @@ def test_an_accuracy_from_too_few_requests_is_not_beyond_the_limit(document: Any
     assert f"nearest: {idea['name']}, p" in shown and "18 times slower" in shown and "best so far" not in shown
 
 
+def test_a_better_idea_of_unknown_accuracy_is_not_said_to_be_no_better(document: Any) -> None:
+    idea = next(idea for idea in document["ideas"] if idea.get("comparison"))
+    idea["comparison"]["verdict"] = "better"
+    for accurate, words in (
+        (None, "No idea is proved to improve p99 within the accuracy limit"),
+        (True, "Best idea: "),
+    ):
+        found = Trial.from_json({**document, "ideas": [{**idea, "accurate": accurate}]})
+        assert words in in_one_line(printed(render_trial(found, folder=None), width=200))
+
+
 def test_a_ratio_of_lost_percentiles_is_not_shown(document: Any) -> None:
     found = Trial.from_json(document)
     (first, *_), lost = found.ideas, RatioEstimate(value=3.21, lo=2.11, hi=4.31, lost=True)
