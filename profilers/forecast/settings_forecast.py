@@ -32,7 +32,7 @@ from latfix.statistics.latency_summary import summarize_ms
 #: At most the first so many requests are simulated; they represent the run.
 _MOST = 20_000
 #: Effects of the machine differ in each replay, and are proportional to a batch's compute.
-_OF_THE_MACHINE = "host."
+OF_THE_MACHINE = frozenset(cause.id for cause in CAUSES if cause.id.startswith("host."))
 #: Causes that the simulation reproduces by itself; removing them requires other settings.
 _OF_THE_POLICY = ("traffic.", "batching.", "input.")
 #: Error up to which a learned batch time is accepted, even if the error was smaller before.
@@ -104,7 +104,7 @@ class _Work:
         owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
         rest = beyond - owned.sum(axis=0)
         # A pause has the same length for any batch; the machine slows a batch in proportion to its compute.
-        machine = np.array([cause.startswith(_OF_THE_MACHINE) for cause in causes])[:, None]
+        machine = np.array([cause in OF_THE_MACHINE for cause in causes])[:, None]
         pauses = np.zeros((len(causes), len(evidence.ok)))
         pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
         slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed
@@ -211,9 +211,8 @@ class Forecast:
 
         The settings that ran, without effects of the machine (``host.*``); 0 for unknown requests.
         """
-        machine = frozenset(cause for cause in self._work.causes if cause.startswith(_OF_THE_MACHINE))
         found = np.zeros(len(self._schedule))
-        found[self._work.index] = self.latencies(replace(self.serving, without=machine))
+        found[self._work.index] = self.latencies(replace(self.serving, without=OF_THE_MACHINE))
         return found
 
     def at_times(self, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:

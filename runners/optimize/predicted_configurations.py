@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from latfix.profilers.forecast.batch_cost import BatchCost
-from latfix.profilers.forecast.settings_forecast import Forecast, Serving
+from latfix.profilers.forecast.settings_forecast import OF_THE_MACHINE, Forecast, Serving
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose
@@ -76,13 +76,17 @@ class Planner:
         """True if its way to run the model was measured; others cannot be predicted."""
         return way(configuration) in self.costs
 
-    def predict(self, configuration: Configuration, within: Bounds = ()) -> Prediction:
+    def predict(
+        self, configuration: Configuration, within: Bounds = (), *, without: frozenset[str] = frozenset()
+    ) -> Prediction:
         """Ratios over the first settings.
 
         :param within: stretches of the schedule to count, in nanoseconds; empty for all of it.
+        :param without: causes whose time neither has.
         """
         cost = self.costs[way(configuration)]
-        ratio = self._ratio(self.serving(Configuration(self.first)), self.serving(configuration), within)
+        sides = (self.serving(each) for each in (Configuration(self.first), configuration))
+        ratio = self._ratio(*(replace(side, without=side.without | without) for side in sides), within)
         return Prediction(ratio=ratio, compute=None if cost is None else (0.0, cost.typical))
 
     def in_hindsight(
@@ -109,12 +113,18 @@ class Planner:
     def score(self, configuration: Configuration, within: Bounds = ()) -> float:
         """Predicted :func:`goal_score`; infinite if choices of it were refused.
 
+        Effects of the machine occur elsewhere in the next replay. So half of it is predicted without them: the best
+        settings for one moment in which others took the cores are not those for all other moments.
+
         :param within: as in :meth:`predict`.
         """
         named = {name for choice in configuration.choices for name in (choice.words, choice.suspect)}
         if any(each <= named for each in self.refused):
             return math.inf
-        return goal_score(self.goal, self.predict(configuration, within).ratio)
+        predicted = (
+            self.predict(configuration, within, without=each).ratio for each in (frozenset(), OF_THE_MACHINE)
+        )
+        return sum(goal_score(self.goal, ratio) for ratio in predicted) / 2
 
     def best(self, measured: Sequence[Choice], numbers: Sequence[Sequence[Choice]]) -> Configuration:
         """The best configuration of some measured choices and at most one choice of each group.
@@ -195,7 +205,7 @@ class Planner:
     def _simulated(self, serving: Serving, within: Bounds) -> dict[str, float]:
         key = (serving, tuple(within))
         if key not in self._seen:
-            self.simulations += 1
+            self.simulations += not serving.without >= OF_THE_MACHINE
             self._seen[key] = self.forecast.statistics(serving, within)
         return self._seen[key]
 

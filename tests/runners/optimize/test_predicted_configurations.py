@@ -85,6 +85,16 @@ def test_a_needless_window_is_removed(plan: Callable[..., Planner]) -> None:
     assert best.settings.batch_window_ms == 0.0 and planner.predict(best).ratio["mean"] < 0.8
 
 
+def test_a_moment_in_which_others_took_the_cores_does_not_decide(plan: Callable[..., Planner]) -> None:
+    """It makes all slow requests, so that no window changes p99 much; the next replay has it elsewhere."""
+    moment = dict.fromkeys(range(500, 550), ("runq", 60.0))
+    planner = plan(max_batch=8, window=20.0, rate=90.0, base=6.0, per_item=0.0005, compute_faults=moment)
+    best = planner.best((), [windows(0.0, 5.0)])
+    assert planner.predict(best).ratio["p99"] == pytest.approx(1.0, abs=0.02)
+    assert best.settings.batch_window_ms == 0.0 and planner.score(best) < -0.2
+    assert planner.simulations == 3, "first settings, and two windows"
+
+
 def test_larger_batches_if_they_pay(plan: Callable[..., Planner]) -> None:
     alike = np.full(1000, 50)
     planner = plan(max_batch=2, rate=150.0, base=10.0, per_item=0.005, lengths=alike)
