@@ -105,9 +105,12 @@ class Planner:
         return self._ratio(sides[0], sides[1], within)
 
     def serving(self, configuration: Configuration) -> Serving:
-        """Input of the forecast, at the pace that replays showed for this way to run the model, or for the first."""
+        """Input of the forecast, at the pace that replays showed for this way to run the model.
+
+        Without one, at that of the largest part of it: two workers compete for memory in any precision.
+        """
         known = way(configuration)
-        shown = self.paces.get(known) or self.paces.get(()) or [1.0]
+        shown = self.paces.get(max((each for each in self.paces if {*each} <= {*known}), key=len, default=()), [1.0])
         return replace(configuration.serving(self.costs[known]), pace=statistics.geometric_mean(shown))
 
     def score(self, configuration: Configuration, within: Bounds = ()) -> float:

@@ -138,6 +138,10 @@ def test_a_replay_corrects_all_configurations_with_the_same_way(plan: Callable[.
     assert planner.serving(first).pace == 0.9 and planner.serving(other).pace == 1.2
     assert planner.score(first) == 0.0
     assert all(planner.score(each) > was for each, was in zip((fast, other), predicted, strict=True))
+    more = Configuration(planner.first, (FAST, choose("more", compute=0.9, env={"MORE": "1"})))
+    planner.costs["fast", "more"] = planner.costs["more",] = None
+    assert planner.serving(more).pace == 1.2, "that of the way it contains, not of the first settings"
+    assert planner.serving(Configuration(planner.first, more.choices[1:])).pace == 0.9
     planner.take(fast, 0.6)
     assert planner.serving(fast).pace == pytest.approx((1.2 * 0.6) ** 0.5)
 
