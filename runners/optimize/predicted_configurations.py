@@ -116,18 +116,25 @@ class Planner:
     def score(self, configuration: Configuration, within: Bounds = ()) -> float:
         """Predicted :func:`goal_score`; infinite if choices of it were refused.
 
-        Effects of the machine occur elsewhere in the next replay. So half of it is predicted without them: the best
-        settings for one moment in which others took the cores are not those for all other moments.
-
         :param within: as in :meth:`predict`.
         """
         named = {name for choice in configuration.choices for name in (choice.words, choice.suspect)}
         if any(each <= named for each in self.refused):
             return math.inf
-        predicted = (
+        return goal_score(self.goal, self.expected(configuration, within))
+
+    def expected(self, configuration: Configuration, within: Bounds = ()) -> dict[str, float]:
+        """The ratios by which configurations are chosen: geometric means with and without effects of the machine.
+
+        These occur elsewhere in the next replay: the best settings for one moment in which others took the cores are
+        not those for all other moments.
+
+        :param within: as in :meth:`predict`.
+        """
+        ratio, undisturbed = (
             self.predict(configuration, within, without=each).ratio for each in (frozenset(), OF_THE_MACHINE)
         )
-        return sum(goal_score(self.goal, ratio) for ratio in predicted) / 2
+        return {key: math.sqrt(ratio[key] * undisturbed[key]) for key in ratio}
 
     def best(self, measured: Sequence[Choice], numbers: Sequence[Sequence[Choice]]) -> Configuration:
         """The best configuration of some measured choices and at most one choice of each group.

@@ -487,7 +487,7 @@ class Search:
             found = (
                 each
                 for each in self._ranked(planner, seen)
-                if planner.score(each) <= math.log(_UNTRIED) and planner.predict(each).ratio[key] <= _UNTRIED
+                if planner.score(each) <= math.log(_UNTRIED) and planner.expected(each)[key] <= _UNTRIED
             )
             if (best := next(found, None)) is None:
                 return
