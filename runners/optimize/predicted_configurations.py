@@ -85,8 +85,9 @@ class Planner:
         :param without: causes whose time neither has.
         """
         cost = self.costs[way(configuration)]
-        sides = (self.serving(each) for each in (Configuration(self.first), configuration))
-        ratio = self._ratio(*(replace(side, without=side.without | without) for side in sides), within)
+        sides = [self.serving(each) for each in (Configuration(self.first), configuration)]
+        before, after = (replace(side, without=side.without | without) for side in sides)
+        ratio = self._ratio(before, after, within)
         return Prediction(ratio=ratio, compute=None if cost is None else (0.0, cost.typical))
 
     def in_hindsight(
