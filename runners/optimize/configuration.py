@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfix.errors import LatfixError
-from latfix.formatting import from_ns
+from latfix.formatting import from_ns, ratio, significant
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving, removable
 from latfix.runners.fixes import Fix
@@ -191,7 +191,8 @@ def measure(
     found = forecast.cost(batches, before, after)
     if found is None:
         return Alternative(choices=way.choices, status="not_effective", reason="no batch was computed with it")
-    reason = f"the same batches take x{found.typical:.2f} ({found.least:.2f} to {found.most:.2f}) as long"
+    bounds = f"{significant(found.least)} to {significant(found.most)}"
+    reason = f"the same batches take {ratio(found.typical)} ({bounds}) as long"
     if new_shape_ns > _NEW_SHAPE * float(np.nanmedian(after)):
         found = replace(found, new_shape_ns=new_shape_ns)
         reason += f", the first of a new shape {from_ns(new_shape_ns)} longer"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latfix.formatting import percent
+from latfix.formatting import interval, percent
+from latfix.formatting import ratio as ratio_words
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.screening_windows import join
@@ -107,4 +108,4 @@ def shown(ratio: RatioEstimate) -> str:
     """A ratio with its interval, for messages."""
     if ratio.lost:
         return f"{'above' if ratio.value > 1 else 'below'} 1, by requests that were lost"
-    return f"x{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"
+    return f"{ratio_words(ratio.value)} {interval((ratio.lo, ratio.hi))}"

@@ -26,6 +26,7 @@ from typing import Any
 
 from latfix.errors import LatfixError
 from latfix.formatting import counted, percent
+from latfix.formatting import ratio as ratio_words
 from latfix.profilers.diagnose import diagnose
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
@@ -957,4 +958,4 @@ def _refuse(planner: Planner, trial: Trial) -> None:
 
 
 def _ratio_words(ratio: Mapping[str, float], key: str) -> str:
-    return ", ".join(f"{name} x{ratio[name]:.2f}" for name in dict.fromkeys((key, "mean")))
+    return ", ".join(f"{name} {ratio_words(ratio[name])}" for name in dict.fromkeys((key, "mean")))

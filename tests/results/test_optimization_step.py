@@ -16,7 +16,7 @@ from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step, ablation
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold
+from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold, shown
 from latfix.stages import Status
 from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
@@ -242,3 +242,7 @@ def test_first_requests_that_are_lost_are_no_fast_ones() -> None:
     assert found == "kept" and "200 ms (7 lost) -> 400 ms" in reason
     assert decide_cold([(warm, cold)] * 2)[0] == "rejected"
     assert decide_cold([(cold, cold)] * 2)[0] == "no_gain"
+
+
+def test_a_large_gain_keeps_its_digits() -> None:
+    assert shown(RatioEstimate(value=0.000961, lo=0.0005, hi=0.0021)) == "x0.000961 [0.000500, 0.00210]"
