@@ -754,7 +754,7 @@ class Search:
             if fix.id in self.ineffective or (configuration is not None and fix.id in configuration.fixes):
                 continue
             if obstacle := self._obstacle(fix, context.settings):
-                if configuration is None or fix.id in self._obstacles:  # the best one so far may have another
+                if configuration is None:
                     self._obstacles[fix.id] = obstacle
                 continue
             self._obstacles.pop(fix.id, None)

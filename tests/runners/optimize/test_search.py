@@ -408,15 +408,6 @@ def test_a_fix_that_cannot_be_simulated_is_added_if_it_treats_the_remaining_tail
     assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
 
 
-def test_the_reason_of_a_skipped_fix_is_that_of_the_plan(search: Any, world: Any) -> None:
-    def alike(context: Any) -> str:
-        return "the workers are alike" if "WORKERS" in context.settings.env else "there is only one worker"
-
-    outcome = search(model(world, "WORKERS", 0.5), replace(world.fix("ROUTING", 0.8), needs=(alike,)))
-    assert world.statuses(outcome) == {"a.WORKERS": "kept", "a.ROUTING": "skipped"}
-    assert world.step(outcome, "ROUTING").reason == "the workers are alike"
-
-
 def test_a_setting_that_the_best_so_far_has_too_is_compared_with_the_first(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
