@@ -906,7 +906,7 @@ class Search:
         shown = min(ways, key=lambda each: (each.status == "ready", len(each.choices)))
         status, reason = shown.status, shown.reason
         if status == "ready":
-            status, reason = "no_gain", f"{reason}; another way to run the model is predicted to be better"
+            status, reason = "no_gain", f"{reason}; it is not in the best configuration"
         return fix.step(status, reason, settings=Configuration(self.first, shown.choices).change_of(fix.id))
 
     def _unmeasured_step(self, fix: Fix, ended: bool) -> Step | None:

@@ -98,7 +98,7 @@ FIX = Fix(
     needs=(
         at_default("routing", "requests are routed by weight already"),
         at_default("overlap", "batches overlap, so it is not known when a worker is free again"),
-        need(lambda context: context.settings.workers >= _LEAST_WORKERS, "there is only one worker"),
+        need(lambda context: context.settings.workers >= _LEAST_WORKERS, "the service as it is has one worker"),
         _slow_replica,
     ),
     sets={"routing": "weighted"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import percent
+from latfix.formatting import counted, percent
 from latfix.results.worker_summary import series_range
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.batch.bucket import bucket_key
@@ -60,8 +60,8 @@ def _verify(applied: Applied) -> Verified:
     explained = series_range(applied.record, "runner.work_explained") or (0.0,)
     return Verified(
         shorter > were_shorter and share >= _SHORTER and now > 0,
-        f"{now} requests overtook one of their class, {percent(share)} of them the shorter of the two; {before} "
-        f"and {percent(was)} without; length explains {percent(explained[-1])} of compute",
+        f"{counted(now, 'request')} overtook one of their class, {percent(share)} of them the shorter of the two; "
+        f"{before} and {percent(was)} without; length explains {percent(explained[-1])} of compute",
     )
 
 

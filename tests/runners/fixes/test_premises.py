@@ -29,4 +29,4 @@ def test_a_fix_that_applies_refuses_the_other_device(fix: str, calling: Callable
 def test_a_fix_that_applies_refuses_too_few_workers(calling: Callable[..., Context]) -> None:
     context = calling(BY_ID["host.routing"])
     fewer = replace(context.settings, workers=PREMISES["host.routing"].workers - 1)
-    assert BY_ID["host.routing"].obstacle(replace(context, settings=fewer)) == "there is only one worker"
+    assert BY_ID["host.routing"].obstacle(replace(context, settings=fewer)) == "the service as it is has one worker"
