@@ -108,4 +108,6 @@ def shown(ratio: RatioEstimate) -> str:
     """A ratio with its interval, for messages."""
     if ratio.lost:
         return f"{'above' if ratio.value > 1 else 'below'} 1, by requests that were lost"
+    if not math.isfinite(ratio.value):
+        return "unknown"
     return f"{ratio_words(ratio.value)} {interval((ratio.lo, ratio.hi))}"
