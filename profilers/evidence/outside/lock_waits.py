@@ -135,7 +135,7 @@ def find_lock_waits(
     series = {str(name) for name in samples["series"] if str(name).startswith(FUTEX)}
     counts = [_counts(samples, name, times) for name in sorted(series)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
-    waiting = np.minimum(waiting, present)
+    waiting = np.minimum(waiting + _behind(waiting, counts, there, present), present)
     python = np.minimum(_counts(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
@@ -316,6 +316,20 @@ def _is_lock(count: Floats, there: Ints) -> bool:
     return all(
         np.count_nonzero(there == few) >= _LEAST and np.mean(met[there == few]) <= _ALONE * several for few in (0, 1)
     )
+
+
+def _behind(waiting: Floats, counts: list[Floats], there: Ints, present: Ints) -> Floats:
+    """Requests at each poll for which a pool has no thread left, because most of its threads wait for a lock.
+
+    :param waiting: threads that wait for a lock; ``counts`` those at each address, all of a pool while it is idle.
+    """
+    behind = np.zeros(len(present))
+    for count in counts if np.any(there == 0) else ():
+        threads = float(np.median(count[there == 0]))
+        if threads > 1:
+            stuck = (count == 0) & (waiting > _MOSTLY * threads)
+            behind = np.where(stuck, np.maximum(behind, present - np.maximum(waiting, threads)), behind)
+    return behind
 
 
 def _loop_away(loops: Counter, there: Ints, standstills: Intervals) -> Bools:
