@@ -21,6 +21,8 @@ from latfix.profilers.causes.cause import (
 )
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
+from latfix.profilers.evidence.intervals import Intervals
+from latfix.profilers.evidence.outside.lock_waits import call_in
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence
 from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, Counter, cumulative
 from latfix.profilers.evidence.run_baselines import whole_median
@@ -169,20 +171,26 @@ def _correlation(one: Ints, other: Ints) -> float:
     return float(np.corrcoef(one, other)[0, 1]) if len(one) > 1 and np.ptp(one) and np.ptp(other) else 0.0
 
 
-def _slept(evidence: Evidence) -> float:
-    """The share of the longer idle waits in which threads slept, beyond those that always sleep; 0 if unknown."""
+def _waited_in(evidence: Evidence) -> str:
+    """A clause on the longer idle waits: the call that an event loop's thread was in, or whether threads slept."""
     sleeping, polls = Counter.of(evidence.samples, SLEEP), evidence.process.cpu.at_ns
     waited = evidence.of_batch(_idle_waits(evidence, "compute")) + _idle_waits(evidence, "finish")
     long = evidence.ok & (waited > max(_LONG_NS, _TENTH * float(np.quantile(waited[evidence.ok], 0.99))))
+    at, end = presence(evidence.rows)
+    at = at + evidence.rows["queue_ns"] + evidence.rows["batch_ns"]
+    if call := call_in(evidence.samples, polls, Intervals.merged(at[long], (end - at)[long])):
+        return f"waited, its event loop's thread mostly in the system call {call}"
+    elsewhere = "waited for something outside, or slept (a pause before a retry, a timer)"
     if not (sleeping.known and long.any()):
-        return 0.0
+        return elsewhere
     count = np.zeros(len(polls))
     count[np.minimum(np.searchsorted(polls, sleeping.at_ns), len(polls) - 1)] = sleeping.value
-    at, end = presence(evidence.rows)
     there = np.searchsorted(np.sort(at), polls, side="right") - np.searchsorted(np.sort(end), polls, side="right")
     usual = float(np.median(count[there == 0])) if (there == 0).any() else float(count.min())
     asleep = cumulative(polls, (np.clip(count - usual, 0, there) / np.maximum(there, 1))[:-1] * np.diff(polls))
-    return float(asleep.grown(at[long], end[long]).sum() / waited[long].sum())
+    slept = float(asleep.grown(at[long], end[long]).sum() / waited[long].sum()) >= _SLEPT
+    asleep_in = "mostly slept in threads (a pause before a retry, SQLite's wait for a lock, a timer)"
+    return asleep_in if slept else elsewhere
 
 
 def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:
@@ -200,15 +208,10 @@ def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     if evidence.told.dependencies:
         return _told_sentence(evidence, figures)
-    slept = (
-        "mostly slept in threads (a pause before a retry, SQLite's wait for a lock, a timer)"
-        if _slept(evidence) >= _SLEPT
-        else "waited for something outside, or slept (a pause before a retry, a timer)"
-    )
     idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
-        f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it {slept}; "
-        f"{own_and_propagated(figures)}."
+        f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it "
+        f"{_waited_in(evidence)}; {own_and_propagated(figures)}."
     )
 
 

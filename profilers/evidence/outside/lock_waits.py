@@ -171,7 +171,7 @@ def find_lock_waits(
         held=held,
         busy=busy,
         held_cores=process.cores(*_joined(held, busy)),
-        held_in=_call_in(samples, times, held),
+        held_in=call_in(samples, times, held),
         alone=alone,
         kept=kept,
         collected=_collections(samples, alone),
@@ -210,8 +210,11 @@ def _on_one_thread(process: ServiceProcess, standstills: Intervals, lacking: Flo
     return np.asarray((ran >= _RAN * length) & (cores >= _ONE_THREAD[0]) & (cores <= _ONE_THREAD[1]))
 
 
-def _call_in(samples: Columns, times: Floats, held: Intervals) -> str:
-    """The system call in which the event loop's thread was in most polls of these intervals; else empty."""
+def call_in(samples: Columns, times: Floats, held: Intervals) -> str:
+    """The system call in which the event loop's thread was in most polls of these intervals; else empty.
+
+    :param times: of the polls.
+    """
     during = held.covered(times.astype(np.int64), times.astype(np.int64) + 1) > 0
     names = sorted({str(name) for name in samples["series"] if str(name).startswith(LOOP_IN)})
     shares = {name: _share(_counts(samples, name, times)[during] > 0) for name in names}

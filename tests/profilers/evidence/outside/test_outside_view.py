@@ -238,6 +238,22 @@ def test_waits_in_which_threads_sleep_are_said_to_be(slept: bool) -> None:
     assert cause.named and ("mostly slept in threads" in cause.evidence) == slept
 
 
+@pytest.mark.parametrize(("call", "words"), [("loop_in.fsync", "thread mostly in the system call fsync"),
+                                             ("sleep", "mostly slept in threads")])  # fmt: skip
+def test_the_call_in_which_the_only_server_waits_is_named(call: str, words: str) -> None:
+    """One request in 40 keeps the server, which serves in order of arrival, waiting for 90 ms; others queue."""
+    at, late = arrivals(140.0), np.where(np.random.default_rng(6).random(N) < 0.025, 90 * MS, 0)
+    service = services() // 5
+    end = served(at, service + late, 1)
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    ran = spent(times, end - late - service, end - late)
+    waits = {call: present(times, end - late, end)}
+    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=ran, runq_ns=0 * ran, **waits)), bootstrap=20)
+    assert found.service is not None and found.service.servers == 1
+    (cause,) = [cause for cause in found.causes if cause.cause == "external.dependency"]
+    assert cause.named and words in cause.evidence
+
+
 def test_a_stopped_process_is_no_dependency() -> None:
     """One request in twelve is there while the process is stopped for 60 ms."""
     at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 60 * MS, 0)
