@@ -189,7 +189,9 @@ def _of_the_tail(
     close = longer <= max(_HARDLY_ABOVE * median, _NOISE_MS)
     # Requests that are all alike may still all be late: a queue that never empties, a timer for every batch.
     if close and (top is None or median <= _MOSTLY_WAITING * (tail.mean_ms - tail.excess_ms)):
-        extra = f"; {milliseconds(top.tail_ms)} of every request is {CATALOGUE[top.cause].happened}" if top else ""
+        extra = ""
+        if top is not None and (shared := top.tail_ms - longer) > longer:  # typical requests have that, too
+            extra = f"; {milliseconds(shared)} of every request is {CATALOGUE[top.cause].happened}"
         much = "hardly" if longer <= _HARDLY_ABOVE * median else f"{milliseconds(longer)}"
         return STEADY, f"{opening}: steady, slow requests take {much} longer than typical ones{extra}."
     unexplained = _tail_ms(causes, UNEXPLAINED)

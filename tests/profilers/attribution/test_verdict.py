@@ -123,6 +123,18 @@ def test_a_fast_service_does_not_take_hardly_longer(median_ms: float, words: str
     assert verdict == "steady" and words in sentence
 
 
+@pytest.mark.parametrize(
+    ("excess_ms", "words"), [(17.0, "than typical ones."), (110.0, "; 93.0 ms of every request is ")]
+)
+def test_a_steady_tail_s_cause_is_one_of_every_request_only_where_typical_ones_have_it(
+    excess_ms: float, words: str
+) -> None:
+    """Slow requests take 213 ms, typical ones 196 ms; those that nothing delays as long as these, or much less."""
+    top = cause("external.dependency", excess_ms, excess_ms, named=True)
+    verdict, sentence = judge((top,), tail(excess_ms, 213.0), {"p50": 196.0}, 99.0, 211.0)
+    assert verdict == "steady" and words in sentence
+
+
 @pytest.mark.parametrize(("kind", "suggested"), [("replay", True), ("live", False)])
 def test_replay_options_are_not_suggested_to_a_live_service(
     simulate: Callable[..., RunRecord], kind: str, suggested: bool
