@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
@@ -106,7 +105,8 @@ def _idle_waits(evidence: Evidence, name: str) -> Ints:
     """Idle nanoseconds of each unit beyond the usual, as far as the counters show them."""
     unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
     still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
-    usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
+    # Beside others, a request may be idle for longer than their process.
+    usual = evidence.norms.of(f"idle waits.{name}", lambda: max(whole_median(idle), whole_median(least)))
     waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)
     if name == "compute":
         waited -= evidence.own_prefill[evidence.head]
@@ -187,10 +187,11 @@ def _waited_in(evidence: Evidence) -> str:
     count[np.minimum(np.searchsorted(polls, sleeping.at_ns), len(polls) - 1)] = sleeping.value
     there = np.searchsorted(np.sort(at), polls, side="right") - np.searchsorted(np.sort(end), polls, side="right")
     usual = float(np.median(count[there == 0])) if (there == 0).any() else float(count.min())
-    asleep = cumulative(polls, (np.clip(count - usual, 0, there) / np.maximum(there, 1))[:-1] * np.diff(polls))
-    slept = float(asleep.grown(at[long], end[long]).sum() / waited[long].sum()) >= _SLEPT
+    sleep = cumulative(polls, (np.clip(count - usual, 0, there) / np.maximum(there, 1))[:-1] * np.diff(polls))
+    asleep = sleep.grown(at, end)
+    beyond = np.maximum(asleep - np.median(asleep[evidence.ok]), 0)[long]
     asleep_in = "mostly slept in threads (a pause before a retry, SQLite's wait for a lock, a timer)"
-    return asleep_in if slept else elsewhere
+    return asleep_in if beyond.sum() >= _SLEPT * waited[long].sum() else elsewhere
 
 
 def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:

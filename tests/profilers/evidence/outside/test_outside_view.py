@@ -222,14 +222,19 @@ def test_a_delayed_acknowledgment_within_an_answer_is_noted() -> None:
     assert "between the first byte and the last of" in note and "uvicorn with --workers" in note
 
 
+@pytest.mark.parametrize("pause_ms", [0, 80])
 @pytest.mark.parametrize("slept", [True, False])
-def test_waits_in_which_threads_sleep_are_said_to_be(slept: bool) -> None:
-    """One request in twelve sleeps for 60 ms, or waits for a dependency; a background thread always sleeps."""
+def test_waits_in_which_threads_sleep_are_said_to_be(slept: bool, pause_ms: int) -> None:
+    """One request in twelve sleeps for 60 ms, or waits for a dependency; a background thread always sleeps.
+
+    A pause that all requests make is no reason for these.
+    """
     at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 60 * MS, 0)
-    end = at + services() + late
-    series = busy_while_serving(at, end, late)
+    pause = pause_ms * MS
+    end = at + services() + pause + late
+    series = busy_while_serving(at, end, pause + late)
     times = np.unique(series["t_ns"])
-    asleep = present(times, end - late, end) * slept + 1
+    asleep = present(times, end - pause - late * slept, end) + 1
     series = samples(times, **{
         name: series["value"][series["series"] == f"server.{name}"] for name in ("cpu_ns", "runq_ns")
     }, sleep=asleep)  # fmt: skip
