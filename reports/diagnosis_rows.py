@@ -343,8 +343,8 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             (
                 "streams",
                 f"first token p50 {milliseconds(first.get('p50'))}, p99 {milliseconds(first.get('p99'))}; gaps p50 "
-                f"{milliseconds(gap.get('p50'))}, p99 {milliseconds(gap.get('p99'))}; "
-                f"{significant(service.streams.output_tokens_per_s)} tokens/s",
+                f"{milliseconds(gap.get('p50'))}, p99 {milliseconds(gap.get('p99'))}, longest "
+                f"{milliseconds(gap.get('max'))}; {significant(service.streams.output_tokens_per_s)} tokens/s",
             )
         )
     if service.goodput is not None:

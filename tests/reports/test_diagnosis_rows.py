@@ -22,7 +22,15 @@ from latfix.reports.diagnosis_rows import (
     small_causes_words,
 )
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.results.diagnosis import CodeLine, LatencyPart, Losses, ProcessFigures, ServiceFigures, Source
+from latfix.results.diagnosis import (
+    CodeLine,
+    LatencyPart,
+    Losses,
+    ProcessFigures,
+    ServiceFigures,
+    Source,
+    StreamFigures,
+)
 from tests.reports.conftest import Session, printed
 
 
@@ -195,6 +203,13 @@ def test_a_part_that_a_newer_version_names_is_shown_by_its_name(ordinary: Sessio
     shown = dict(service_words(found))
     assert shown["in the tail"] == "3.00 ms on average = tokenizer 3.00 ms"
     assert shown["reported by"] == "its log (by request); p99: tokenizer at most 4.00 ms"
+
+
+def test_a_stall_in_the_middle_of_a_stream_is_shown_that_few_gaps_have(ordinary: Session) -> None:
+    gaps = {"p50": 12.8, "p99": 13.6, "max": 414.0}
+    streams = StreamFigures(requests=9, first_token_ms=gaps, gap_ms=gaps, output_tokens=99, output_tokens_per_s=9.0)
+    found = replace(ordinary[1], service=ServiceFigures(connections=1, streams=streams))
+    assert "gaps p50 12.8 ms, p99 13.6 ms, longest 414 ms" in dict(service_words(found))["streams"]
 
 
 def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:
