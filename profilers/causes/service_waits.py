@@ -59,11 +59,13 @@ def _connect_sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Claim:
-    """Waits of requests beyond the median, limited to the excess of their service time."""
+    """Waits of requests beyond the median, at most the excess of their service time; first until the first byte."""
     chosen = waited[evidence.ok]
-    usual = evidence.norms.of(f"waits.{name}", partial(whole_median, chosen))
-    at = evidence.at_units("compute", np.maximum(waited - usual, 0))
-    return Claim(units={"compute": Parts(cpu=np.minimum(at, left.cpu_excess("compute")))})
+    beyond = np.maximum(waited - evidence.norms.of(f"waits.{name}", partial(whole_median, chosen)), 0)
+    compute = np.minimum(evidence.at_units("compute", beyond), left.cpu_excess("compute"))
+    later = np.maximum(beyond - evidence.of_batch(compute), 0)
+    finish = np.minimum(later, left.cpu_excess("finish"))
+    return Claim(units={"compute": Parts(cpu=compute), "finish": Parts(cpu=finish)})
 
 
 def _outside_lock(evidence: Evidence, left: Left) -> Claim:
