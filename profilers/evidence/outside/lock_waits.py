@@ -124,7 +124,7 @@ def find_lock_waits(
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     :param standstills: when no request was answered, of many in flight.
-    :param answers: when some part of an answer arrived, to see the event loop blocked with few in flight, too.
+    :param answers: first bytes, last bytes and all streamed parts, to see the loop blocked with few in flight, too.
     """
     none = np.zeros(len(at), np.int64)
     process = ServiceProcess(samples, at, end)
@@ -153,8 +153,9 @@ def find_lock_waits(
     starved = lacking > _STARVED * (standstills.end - standstills.start)
     for_python = ((away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))) & ~starved
     locked = _chosen(standstills, for_python)
-    held = _called(_chosen(standstills, away & ~for_python & ~starved), process)
-    blocks = NO_INTERVALS if answers is None else _called(loop_blocks(loops, there, at, end, answers), process)
+    parts = 1.0 if answers is None else max(len(answers) / len(at) - 2, 1.0)  # of a streamed answer
+    held = _called(_chosen(standstills, away & ~for_python & ~starved), process, parts)
+    blocks = NO_INTERVALS if answers is None else _called(loop_blocks(loops, there, at, end, answers), process, parts)
     waited, busy = _of_the_loop(_chosen(blocks, standstills.covered(blocks.start, blocks.end) == 0), process, python)
     start, stop = _joined(held, waited)
     held = Intervals.merged(start, stop - start)
@@ -178,10 +179,13 @@ def find_lock_waits(
     )
 
 
-def _called(blocks: Intervals, process: ServiceProcess) -> Intervals:
-    """Blocks of the event loop without those that are mostly the usual work of all requests that were there."""
+def _called(blocks: Intervals, process: ServiceProcess, parts: float) -> Intervals:
+    """Blocks of the event loop without those that are mostly usual work for the next answer of all that were there.
+
+    :param parts: of an answer, each of which needs its share of a request's work.
+    """
     there = np.searchsorted(process.begun, blocks.end) - np.searchsorted(process.ended, blocks.start)
-    usual = np.minimum(process.cpu.grown(blocks.start, blocks.end), there * process.typical_work)
+    usual = np.minimum(process.cpu.grown(blocks.start, blocks.end), there * process.typical_work / parts)
     return _chosen(blocks, usual <= _MOSTLY * (blocks.end - blocks.start))
 
 

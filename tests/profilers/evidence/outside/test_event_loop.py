@@ -8,6 +8,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.event_loop import loop_blocks
 from latfix.profilers.evidence.outside.service_process import Counter
+from latfix.profilers.evidence.outside.standstills import streamed_parts
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.schema import Columns
 from tests.profilers.evidence.outside.test_outside_view import (
@@ -19,6 +20,7 @@ from tests.profilers.evidence.outside.test_outside_view import (
     samples,
     spent,
 )
+from tests.profilers.evidence.outside.test_standstills import streamed, streams
 
 N, WAITS, BLOCK = 1_000, 30 * MS, 200 * MS
 
@@ -105,3 +107,15 @@ def test_the_usual_work_of_a_burst_is_no_call_that_blocks_the_loop() -> None:
     found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=cpu, runq_ns=0 * times, epoll=1 - away)))
     assert largest(found) == "traffic.burst"
     assert not any(cause.tail_ms for cause in found.causes if cause.cause == "service.loop")
+
+
+def test_a_stream_s_whole_work_is_no_usual_work_for_its_next_part() -> None:
+    """Streams need 1.5 ms of work for each of 40 parts; a call that computes for 200 ms holds all of them up."""
+    at, calls = arrivals(7.0, n=600), np.arange(2_003, 80_000, 3_700) * MS
+    first, end, events = streams(np.zeros(600, dtype=bool), calls, at)
+    parts = np.sort(np.concatenate(list(streamed_parts(events).values())))
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    cpu = spent(times, calls, calls + BLOCK) + spent(times, parts - 3 * MS // 2, parts)
+    seen = samples(times, cpu_ns=cpu, runq_ns=0 * times, epoll=1 - present(times, calls, calls + BLOCK))
+    found = diagnose(streamed(at, first, end, events=events, samples=seen), bootstrap=50)
+    assert found.verdict == "service.loop" == largest(found)
