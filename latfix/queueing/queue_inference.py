@@ -168,7 +168,7 @@ def _infer_in_order(arrival: Ints, latency: Ints, resolution_ns: int, n: int) ->
     met = in_flight(sample, took - outside)
     if _ends_follow_arrivals(sample, sample + took, wait[:n] > 0, servers):
         return None
-    free, behind, lasting = _dependence(took - wait[:n], met, servers)
+    free, behind, lasting = _dependence(took - wait[:n], met, servers, resolution_ns)
     rises = free > _SURE
     if behind < -_SURE or (rises and lasting > _SURE and behind < -_LESS):
         return None
@@ -287,7 +287,7 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     return factor, excess
 
 
-def _dependence(service: Ints, met: Ints, servers: int) -> tuple[float, float, float]:
+def _dependence(service: Ints, met: Ints, servers: int, resolution_ns: int) -> tuple[float, float, float]:
     """How services depend on the number in flight, in standard errors: they do not with the right number of servers.
 
     With queues in series, or a latency that rises and falls without a queue, services of those that found a free
@@ -305,10 +305,10 @@ def _dependence(service: Ints, met: Ints, servers: int) -> tuple[float, float, f
         took, others = (took - took.mean()) / took.std(), (others - others.mean()) / others.std()
         correlation = float(np.mean(took * others))
         many = met[rows] > np.median(met[rows])
-        grows = np.median(service[rows][many]) > _SLIGHT * np.median(service[rows][~many]) if many.any() else True
+        more, less = (np.median(service[rows][few]) for few in (many, ~many)) if many.any() else (math.inf, 0.0)
         # With equal services, ranks are certain for the least difference.
-        sure = correlation * math.sqrt(len(took))
-        return sure if grows else min(sure, 0.0), took - correlation * others
+        sure = correlation * math.sqrt(len(took)) if abs(more - less) > resolution_ns else 0.0
+        return sure if more > _SLIGHT * less else min(sure, 0.0), took - correlation * others
 
     waited = met >= servers
     waited[:servers] = True  # what the first requests of a log met is unknown
