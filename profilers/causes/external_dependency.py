@@ -104,7 +104,9 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 def _idle_waits(evidence: Evidence, name: str) -> Ints:
     """Idle nanoseconds of each unit beyond the usual, as far as the counters show them."""
     unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
-    still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
+    # A request that holds the lock for which the others wait may wait for something itself.
+    stood, by_one = evidence.standstills.everyone, evidence.locks.by_one
+    still = np.minimum(stood.covered(unit.start, unit.end) - by_one.covered(unit.start, unit.end), idle)
     # Beside others, a request may be idle for longer than their process.
     usual = evidence.norms.of(f"idle waits.{name}", lambda: max(whole_median(idle), whole_median(least)))
     waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)

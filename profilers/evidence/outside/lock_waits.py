@@ -78,6 +78,7 @@ class LockWaits:
     :param held_in: the system call in which the loop's thread was for most of the time ``held``; else empty.
     :param alone: standstills in which one thread computed, and no other could.
     :param kept: those in which it kept the interpreter's lock.
+    :param by_one: standstills in which threads waited for a lock that a request held.
     :param collected: those in which the interpreter collected garbage, by the service's own metrics.
     """
 
@@ -92,6 +93,7 @@ class LockWaits:
     held_in: str = ""
     alone: Intervals = NO_INTERVALS
     kept: Intervals = NO_INTERVALS
+    by_one: Intervals = NO_INTERVALS
     collected: Intervals = NO_INTERVALS
 
     @property
@@ -145,6 +147,8 @@ def find_lock_waits(
     lacking = _without_core(process, standstills)
     single = _on_one_thread(process, standstills, lacking)
     alone = _chosen(standstills, single)
+    by_one = (waiting > 0) & (waiting < present)
+    at_lock = np.array([_share(by_one[a:b]) for a, b in _polls(times, standstills)])
     polls = [python[a:b] for a, b in _polls(times, standstills)]
     at_python = np.array([_share(waiters > 0) for waiters in polls])
     seen = np.array([np.count_nonzero(waiters) for waiters in polls])
@@ -175,6 +179,7 @@ def find_lock_waits(
         held_in=call_in(samples, times, held),
         alone=alone,
         kept=kept,
+        by_one=_chosen(standstills, at_lock >= _MOSTLY),
         collected=_collections(samples, alone),
     )
 

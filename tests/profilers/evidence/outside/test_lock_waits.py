@@ -75,27 +75,29 @@ def test_requests_that_end_last_waited() -> None:
     assert np.corrcoef(inferred, waited)[0, 1] > 0.85
 
 
-def test_requests_wait_for_a_lock_also_while_all_threads_of_the_pool_do() -> None:
-    """Four threads serve; one request in 40 keeps the lock that all need for 80 ms, asleep."""
-    at = arrivals(170.0)
+@pytest.mark.parametrize(("threads", "rate"), [(4, 170.0), (N, 60.0)])
+def test_a_lock_whose_holder_sleeps_is_told_from_its_sleep(threads: int, rate: float) -> None:
+    """One request in 40 keeps the lock that all need for 80 ms, asleep. Of four threads, none may be left."""
+    at = arrivals(rate)
     holds = np.where(np.random.default_rng(4).random(N) < 0.025, 80 * MS, MS // 5)
-    free, threads = 0, [0] * 4
-    begun, ends = [], []
+    free, ready, begun, ends = 0, [0] * threads, [], []
     for k in range(N):
-        begun.append(max(int(at[k]), heappop(threads)))
+        begun.append(max(int(at[k]), heappop(ready)))
         free = max(free, begun[-1] + 2 * MS) + int(holds[k])
         ends.append(free)
-        heappush(threads, free)
+        heappush(ready, free)
     taken, end = np.array(begun), np.array(ends)
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    waiting, working = present(times, taken + 2 * MS, end - holds), present(times, taken, end)
-    series = {"futex.1a0": waiting, "futex_one": waiting, "futex.2b0": 4 - working}
+    waiting = present(times, taken + 2 * MS, end - holds)
+    series = {"futex.1a0": waiting, "futex_one": waiting}
+    if threads < N:
+        series["futex.2b0"] = threads - present(times, taken, end)
     series["cpu_ns"] = np.cumsum(present(times, taken, taken + 2 * MS)) * 5 * MS
     found = diagnose(recorded(at, end, samples=samples(times, runq_ns=np.zeros(len(times)), **series)))
-    assert found.verdict == "service.lock"
-    slow = np.argsort(end - at)[-N // 100 :]
-    lock = next(cause for cause in found.causes if cause.cause == "service.lock")
-    assert lock.tail_ms == pytest.approx((end - at - holds - 2 * MS)[slow].mean() / MS, rel=0.1)
+    slow, ledger = end - at > 40 * MS, found.ledger
+    for cause, spent in (("service.lock", end - at - holds - 2 * MS), ("external.dependency", holds)):
+        claimed = ledger.own_ns[ledger.causes.index(cause)][slow].sum()
+        assert claimed == pytest.approx(spent[slow].sum(), abs=0.1 * (end - at)[slow].sum()), cause
 
 
 def test_waits_for_work_and_for_helpers_are_no_locks() -> None:
