@@ -112,7 +112,7 @@ def _idle_waits(evidence: Evidence, name: str) -> Ints:
     waited = least * (1 - still / np.maximum(idle, 1)) - usual - evidence.not_waited(name)
     if name == "compute":
         waited -= evidence.own_prefill[evidence.head]
-    return np.rint(np.maximum(waited, 0)).astype(np.int64)
+    return np.asarray(np.rint(np.maximum(waited, 0)), dtype=np.int64)
 
 
 def waits_for_each_other(evidence: Evidence) -> str:
