@@ -332,7 +332,8 @@ def warnings(
         return notes + _invisible(evidence)
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
     if n and first_use >= _WORTH_A_NOTE:
-        notes += _first_uses(evidence, first_use, live=live)
+        warm = live or bool(np.any(evidence.rows["warmup"])) or record.meta.warmup.get("batches", 0) > 0
+        notes += _first_uses(evidence, first_use, warm=warm)
     if n:
         notes += _waiting_device(evidence)
     if n and not evidence.expected.models["compute"].accepted:
@@ -340,8 +341,11 @@ def warnings(
     return notes
 
 
-def _first_uses(evidence: Evidence, share: float, *, live: bool) -> list[str]:
-    """What to do about first uses that make up a share of the tail."""
+def _first_uses(evidence: Evidence, share: float, *, warm: bool) -> list[str]:
+    """What to do about first uses that make up a share of the tail.
+
+    :param warm: there was a warm-up, or the service ran before.
+    """
     late, every = late_shapes(evidence.batches)
     if first_uses_slow(evidence.norms) and late > _KEPT_COMING * every:
         padded = ", or with cuda_graphs = true" if evidence.setup.on_device else ""
@@ -350,7 +354,7 @@ def _first_uses(evidence: Evidence, share: float, *, live: bool) -> list[str]:
             "half): warm-up cannot run them all, but batches can be padded to fewer shapes: in the adapter's "
             f"collate(){padded}."
         ]
-    if live or np.any(evidence.rows["warmup"]):
+    if warm:
         return []
     return [
         f"No warm-up requests were sent, and first use is {percent(share)} of the tail: "

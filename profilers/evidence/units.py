@@ -61,8 +61,8 @@ REQUEST_UNITS: tuple[str, ...] = ("dispatch", "intake", "prepare", "finish")
 #: Blocked time up to this may be an artifact of the stamps' positions.
 _STILL_NS = 1_000_000
 #: Least number of batches other than first uses that the model learns from; fewer if first uses are far slower: most
-#: take so many times as long as later batches of their shape.
-_SETTLED, _FEW_SETTLED, _FAR, _MOST = 100, 10, 3.0, 0.75
+#: exceed later batches of their shape by so many typical ones.
+_SETTLED, _FEW_SETTLED, _FAR = 100, 10, 2.0
 #: Thread number of latfix's own threads.
 _LATFIX = np.iinfo(np.int64).max
 
@@ -306,7 +306,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     elif record.begins:
         first = _first_uses(batches)
         batches = {**batches, "first_shape": np.maximum(batches["first_shape"], first)}
-        norms.of("slow_first_uses", lambda: bool(first.any()) and _far_slower(batches))
+        norms.of("slow_first_uses", lambda: bool(_first_uses(batches, longer=_FAR).any()))
     priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
     enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
     head = _heads(batch_of, enqueue, priority, m)
@@ -584,30 +584,11 @@ def first_uses_slow(norms: Norms) -> bool:
     return norms.of("slow_first_uses", lambda: False)
 
 
-def _first_uses(batches: Columns) -> Bools:
+def _first_uses(batches: Columns, **limit: float) -> Bools:
     """First batches of their shape in this run, if those are slow, although warm-up may have run the shape."""
     shape = batches["size"] << 40 | batches["padded_elements"]
     took = batches["compute_end_ns"] - batches["h2d_end_ns"]
-    return slow_first_uses([shape], batches["close_ns"], took, batches["retried"] == 0)
-
-
-def _far_slower(batches: Columns) -> bool:
-    """The first batch of a shape takes several times as long as later ones, for most of the shapes that recur.
-
-    Other batches would not tell: shapes that do not recur are the large ones.
-    """
-    shape, fresh = batches["size"] << 40 | batches["padded_elements"], batches["first_shape"] > 0
-    took = batches["compute_end_ns"] - batches["h2d_end_ns"]
-    (new, once), (known, usual) = (medians_by(shape[those], took[those]) for those in (fresh, ~fresh))
-    _, of_new, of_known = np.intersect1d(new, known, assume_unique=True, return_indices=True)
-    return len(of_new) > 0 and bool(np.mean(once[of_new] > _FAR * usual[of_known]) > _MOST)
-
-
-def medians_by(key: Ints, values: Ints) -> tuple[Ints, Floats]:
-    """The distinct keys, and the median of each one's values."""
-    order = np.lexsort((values, key))
-    distinct, first, count = np.unique(key[order], return_index=True, return_counts=True)
-    return distinct, values[order][first + (count - 1) // 2].astype(np.float64)
+    return slow_first_uses([shape], batches["close_ns"], took, batches["retried"] == 0, **limit)
 
 
 def late_shapes(batches: Columns) -> tuple[int, int]:

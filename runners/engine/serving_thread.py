@@ -2,7 +2,8 @@
 
 Libraries keep state by thread: torch the plans of cuDNN for each shape, cuBLAS its workspaces, OpenMP its pool,
 malloc its arena. After a warm-up on another thread, requests would pay for that again: 20 ms for each new shape of a
-small convolutional network on an H200 (docs/gpu.md).
+small convolutional network on an H200 (docs/gpu.md). An executor of the standard library would not do: it waits for a
+model that hangs when the process ends, and hides what kills a worker.
 """
 
 from __future__ import annotations

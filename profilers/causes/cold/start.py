@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.arrays import Bools, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.evidence.intervals import Intervals
-from latfix.profilers.evidence.units import Evidence, late_shapes, medians_by
+from latfix.profilers.evidence.units import Evidence, late_shapes
 
 #: First uses of a shape count as cold if half of them exceed the model by more than this many deviations.
 _DEVIATIONS = 4.0
@@ -72,7 +72,7 @@ def _cold_shapes_ns(evidence: Evidence, name: str, excess: Ints) -> Ints:
         return np.zeros_like(excess)
     known = evidence.norms.of(f"excess.known_shapes.{name}", lambda: float(np.median(excess[~fresh])))
     usual = max(known + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
-    seen, usually = evidence.norms.of(f"excess.by_shape.{name}", lambda: medians_by(shape[~fresh], excess[~fresh]))
+    seen, usually = evidence.norms.of(f"excess.by_shape.{name}", lambda: _medians(shape[~fresh], excess[~fresh]))
     place = np.minimum(np.searchsorted(seen, shape), len(seen) - 1)
     # Rare shapes are large ones of busy moments, and slow whenever they come: only what the first took more is cold.
     later = np.where(seen[place] == shape, usually[place], np.nan)
@@ -82,6 +82,13 @@ def _cold_shapes_ns(evidence: Evidence, name: str, excess: Ints) -> Ints:
     if evidence.norms.of(f"excess.new_shapes.{name}", lambda: float(np.median(more[chosen]))) <= usual:
         return np.zeros_like(excess)
     return np.where(fresh & (more > usual), np.rint(more), 0).astype(np.int64)
+
+
+def _medians(key: Ints, values: Ints) -> tuple[Ints, Floats]:
+    """The distinct keys, and the median of each one's values."""
+    order = np.lexsort((values, key))
+    distinct, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    return distinct, values[order][first + (count - 1) // 2].astype(np.float64)
 
 
 def _firsts(evidence: Evidence, name: str) -> Bools:

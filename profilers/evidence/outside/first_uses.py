@@ -23,25 +23,30 @@ _LONGER, _DEVIATIONS = 0.5, 4.0
 _LEAST, _MOST, _BEYOND_CHANCE = 5, 0.5, 3.0
 
 
-def slow_first_uses(columns: Sequence[npt.NDArray[Any]], at: Ints, took: Ints, judged: Bools) -> Bools:
+def slow_first_uses(
+    columns: Sequence[npt.NDArray[Any]], at: Ints, took: Ints, judged: Bools, *, longer: float = _LONGER
+) -> Bools:
     """``(n,)`` True for first uses of the feature whose first uses cost most, if they are slow.
 
     :param columns: features, ``(n,)`` each.
     :param at: ``(n,)`` when each request came; ``took`` its service, nanoseconds.
     :param judged: ``(n,)`` False for warm-up and failed requests: theirs count as uses only.
+    :param longer: a slow use takes longer than others of its value by at least this share of a typical one.
     """
     order = np.argsort(at, kind="stable")
     best, most = np.zeros(len(at), dtype=bool), 0.0
     for column in columns:
         texts = column.astype(str) if column.dtype == object else column
-        first, beyond = _beyond_later(np.unique(texts[order], return_inverse=True)[1], took[order], judged[order])
+        first, beyond = _beyond_later(
+            np.unique(texts[order], return_inverse=True)[1], took[order], judged[order], longer
+        )
         if (cost := float(beyond.sum())) > most:
             best, most = np.zeros(len(at), dtype=bool), cost
             best[order[first]] = True
     return best & judged
 
 
-def _beyond_later(value: Ints, took: Ints, judged: Bools) -> tuple[Ints, Ints]:
+def _beyond_later(value: Ints, took: Ints, judged: Bools, longer: float) -> tuple[Ints, Ints]:
     """Places of first uses, in order of arrival, and by how much those with later uses exceed them, if they do."""
     _, first = np.unique(value, return_index=True)
     later = judged.copy()
@@ -56,7 +61,7 @@ def _beyond_later(value: Ints, took: Ints, judged: Bools) -> tuple[Ints, Ints]:
     usual[known] = took[rows[begin + count // 2]]
     beyond = took - usual[value]
     scatter = float(np.median(np.abs(beyond[later])))
-    slow = beyond > max(_LONGER * float(np.median(took[later])), _DEVIATIONS * 1.4826 * scatter)
+    slow = beyond > max(longer * float(np.median(took[later])), _DEVIATIONS * 1.4826 * scatter)
     before = np.maximum.accumulate(np.where(later, np.arange(len(took)), -1))[first]
     tested = first[judged[first] & (usual >= 0) & ~((before >= 0) & slow[before])]
     chance, many = float(np.mean(slow[later])), len(tested)

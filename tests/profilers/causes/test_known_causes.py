@@ -167,6 +167,14 @@ def test_cold_start(simulate: Simulate, healthy: Diagnosis) -> None:
     assert healthy.verdict != "cold.start"
 
 
+@pytest.mark.parametrize(("batches", "advised"), [(0, True), (60, False)])
+def test_a_warm_up_is_advised_where_there_was_none(simulate: Simulate, batches: int, advised: bool) -> None:
+    record = simulate(rate=20, cold=400.0)
+    warm = replace(record, meta=record.meta.updated(warmup={"batches": batches, "shapes": 6, "seconds": 1.7}))
+    notes = diagnose(warm, bootstrap=50).notes
+    assert any("warmup_requests = 10 in workload.toml excludes it" in note for note in notes) is advised
+
+
 def test_a_live_record_whose_older_parts_are_gone_begins_with_no_first_use(simulate: Simulate) -> None:
     record = simulate(rate=20, compute_faults={0: ("cpu", 400.0)})
     both = [diagnose(each, bootstrap=60) for each in (record, replace(record, begins=False))]
