@@ -91,6 +91,8 @@ def test_after_work_that_dies_or_hangs_the_next_gets_another_thread() -> None:
     thread, free = ServingThread(), threading.Event()
     dead = thread.start(_die, "a")
     dead.join()
+    # Its error is shown after that; pytest would count it as the next test's.
+    assert _settled(lambda: dead.native_id not in {each.native_id for each in threading.enumerate()})
     assert thread.run(threading.get_native_id, "b") != dead.native_id
     stuck = thread.start(partial(_wait, free), "latfix-stuck")
     assert thread.run(threading.get_native_id, "b") != stuck.native_id and not stuck.ended
