@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks.result_file import RESULTS, write_result
 from latfix.arrays import Floats, Ints
-from latfix.queueing.batch_inference import infer_rule
-from latfix.queueing.queue_inference import infer_queue
-from latfix.queueing.sharing_inference import infer_sharing
+from latfix.queueing.inference.batch_inference import infer_rule
+from latfix.queueing.inference.queue_inference import infer_queue
+from latfix.queueing.inference.sharing_inference import infer_sharing
 
 Log = tuple[Ints, Ints]
 

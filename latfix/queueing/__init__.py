@@ -1,1 +1,1 @@
-"""The runner's queue policy as a pure model, for the engine, the forecast and the attribution; inferred queues."""
+"""The runner's queue policy as a pure model, for the engine, the forecast and the attribution."""

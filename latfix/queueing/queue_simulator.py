@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,37 @@ def discipline_of(
     if policy.by_length and policy.max_batch > 1 and lengths is not None:
         take = partial(_take_alike, waiting, lengths.tolist(), not policy.ageing)
     return Discipline(entries=entries, waiting=waiting, limits=lambda _: fixed, finish=finish, take=take)
+
+
+def steered(queue: Discipline, limits: Limits, observe: Callable[[SimulatedBatch], None]) -> Discipline:
+    """The discipline with limits that a controller moves.
+
+    :param observe: called with each batch when it has ended, in the order of the ends.
+    """
+    running = _Running()
+
+    def current(now: float) -> tuple[int, float]:
+        for batch in running.ended(now):
+            observe(batch)
+        return limits.size, limits.window_ns
+
+    return replace(queue, limits=current, begun=running.add)
+
+
+class _Running:
+    """Batches that have begun, until they are known to have ended."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, SimulatedBatch]] = []
+        self._begun = count()
+
+    def add(self, batch: SimulatedBatch) -> None:
+        heappush(self._heap, (batch.end_ns, next(self._begun), batch))
+
+    def ended(self, now: float) -> Iterator[SimulatedBatch]:
+        """Those that have ended since it was last asked, in the order of the ends."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heappop(self._heap)[2]
 
 
 def _take_first(waiting: list[tuple[Any, ...]], most: int, now: float) -> list[int]:
@@ -421,7 +453,7 @@ class _Inside:
         n = len(traffic)
         self._queue, self._traffic = queue, traffic
         self._count = 0
-        self._running: list[tuple[int, int, SimulatedBatch]] = []
+        self._running = _Running()
         arrival = np.array([one.arrival_ns for one in traffic], dtype=np.int64)
         self.result = Simulated(arrival, np.full(n, -1, np.int64), np.full(n, -1, np.int64))
 
@@ -451,12 +483,11 @@ class _Inside:
         result.taken_ns[members] = np.maximum(result.arrival_ns[members], batch.open_ns)
         result.end_ns[members] = batch.end_ns
         result.batches.append(batch)
-        heappush(self._running, (batch.end_ns, len(result.batches), batch))
+        self._running.add(batch)
 
     def settle(self, now: float) -> None:
         """Report the batches that have ended."""
-        while self._running and self._running[0][0] <= now:
-            batch = heappop(self._running)[2]
+        for batch in self._running.ended(now):
             if self._queue.observe is not None:
                 self._queue.observe(batch, self._count)
             self._count -= len(batch.members)

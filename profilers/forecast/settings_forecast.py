@@ -21,8 +21,16 @@ from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
+from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
 from latfix.queueing.length_buckets import padded_elements, padded_sides
-from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
+from latfix.queueing.queue_simulator import (
+    Policy,
+    SimulatedBatch,
+    begun_in_order,
+    discipline_of,
+    form_batches,
+    steered,
+)
 from latfix.queueing.serving_order import MOST_SHARES
 from latfix.queueing.stepping_queue import serve_in_steps
 from latfix.run_record.run_record import RunRecord
@@ -48,6 +56,7 @@ class Serving:
     """How requests are served. The first fields are those of the runner's settings.
 
     :param window_ns: how long the oldest request waits for more requests to fill the batch.
+    :param adaptive: a controller moves the limits of batches, of their size and window, within these bounds.
     :param by_length: a batch takes requests of similar length as its first.
     :param in_steps: requests join and leave between the steps of a batch.
     :param shortest: requests with the least expected compute leave the queue first, else in order of arrival.
@@ -62,6 +71,7 @@ class Serving:
     window_ns: float
     workers: int
     prepare_threads: int
+    adaptive: Bounds | None = None
     by_length: bool = False
     in_steps: bool = False
     shortest: bool = False
@@ -148,6 +158,7 @@ class Forecast:
             window_ns=float(setup.window_ns),
             workers=setup.workers,
             prepare_threads=setup.prepare_threads,
+            adaptive=Bounds.of(record.meta.settings),
             by_length=setup.by_length,
             shortest=record.meta.settings.schedule == "shortest",
             ageing_ns=setup.ageing_ns,
@@ -365,6 +376,13 @@ class Forecast:
                 ageing=float(serving.ageing_ns),
             )
             queue = discipline_of(policy, when, classes, work.length[turn], finish_batch)
+            if serving.adaptive is not None:
+                controller, sent = BatchController(serving.adaptive), arrival[order].tolist()
+
+                def observe(batch: SimulatedBatch) -> None:
+                    controller.observe(Seen.of(batch, sent))
+
+                queue = steered(queue, controller, observe)
             form_batches(when.tolist(), queue, serving.workers)
         served = np.empty((2, len(order)))
         served[:, order] = closed, ended

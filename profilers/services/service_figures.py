@@ -11,7 +11,7 @@ from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccoun
 from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter
 from latfix.profilers.evidence.outside.standstills import streamed_parts
 from latfix.profilers.services.stage_metrics import upper_bound_s
-from latfix.queueing.batch_inference import Rule
+from latfix.queueing.inference.batch_inference import Rule
 from latfix.results.diagnosis import (
     Goodput,
     InferredBatches,

@@ -17,6 +17,7 @@ from latfix.errors import LatfixError
 from latfix.formatting import from_ns, ratio, significant
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving, removable
+from latfix.queueing.adaptive_batching import Bounds
 from latfix.runners.fixes import Fix
 from latfix.settings import RunnerSettings
 
@@ -123,6 +124,7 @@ class Configuration:
             window_ns=0.0 if in_steps else settings.batch_window_ms * 1e6,
             workers=settings.workers * places,
             prepare_threads=settings.prepare_threads,
+            adaptive=Bounds.of(settings),
             by_length=settings.batch_order == "length",
             in_steps=in_steps and places == 1,
             shortest=settings.schedule == "shortest",

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from latfix.errors import InputError
 from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
 from latfix.queueing.serving_order import Ordering, Waiting
 from latfix.runners.gpu_memory.batch_memory import PeakMemory
-from latfix.runners.scheduling.adaptive_batching import BatchController, Seen
 from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
 from latfix.runners.scheduling.batch_queue import Formed
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
@@ -95,13 +95,8 @@ class Steering:
         self.concurrency: ConcurrencyLimit | None = None
         self.deadlines: DeadlineCheck | None = None
         self.peak = PeakMemory(device) if settings.memory_limit_mb else None
-        if settings.batching == "adaptive":
-            self.limits = BatchController(
-                most=settings.max_batch_size,
-                least_window_ns=int(settings.window_least_ms * _MS),
-                most_window_ns=int(settings.window_most_ms * _MS),
-                target_ns=int(settings.target_ms * _MS),
-            )
+        if (bounds := Bounds.of(settings)) is not None:
+            self.limits = BatchController(bounds)
         if settings.admission == "limit":
             least = _LEAST_BATCHES * settings.max_batch_size * settings.workers
             self.concurrency = ConcurrencyLimit(least=least, most=settings.max_queue)

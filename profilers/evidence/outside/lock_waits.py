@@ -29,8 +29,8 @@ from latfix.profilers.evidence.outside.service_process import (
     Counter,
     ServiceProcess,
 )
-from latfix.queueing.batch_inference import infer_rule
-from latfix.queueing.queue_inference import Queue, infer_queue
+from latfix.queueing.inference.batch_inference import infer_rule
+from latfix.queueing.inference.queue_inference import Queue, infer_queue
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status

@@ -15,8 +15,8 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
-from latfix.queueing.batch_inference import Rule
-from latfix.queueing.queue_inference import starts
+from latfix.queueing.inference.batch_inference import Rule
+from latfix.queueing.inference.queue_inference import starts
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
 from latfix.stages import OUTSIDE_STAGES

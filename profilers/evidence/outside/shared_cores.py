@@ -26,8 +26,8 @@ from latfix.profilers.evidence.outside.service_process import (
     ServiceProcess,
     cumulative,
 )
-from latfix.queueing.queue_inference import chance_wait_ns
-from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
+from latfix.queueing.inference.queue_inference import chance_wait_ns
+from latfix.queueing.inference.sharing_inference import equal_work_waits, infer_sharing
 from latfix.run_record.schema import Columns
 
 #: Times of answers are known to a microsecond.
@@ -80,7 +80,7 @@ class SharedCores:
         return runnable, blocked, slowed
 
     def chance_wait_ns(self, requests: int, span_ns: float, tail: float, seed: int) -> float:
-        """As :func:`latfix.queueing.queue_inference.chance_wait_ns`; 0 if the load exceeds :data:`_BUSY`."""
+        """As :func:`~latfix.queueing.inference.queue_inference.chance_wait_ns`; 0 above a load of :data:`_BUSY`."""
         if not 0 < requests * self.work_ns < _BUSY * self.cores * span_ns:
             return 0.0
 

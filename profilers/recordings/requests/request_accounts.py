@@ -1,7 +1,7 @@
 """The ledger of a table of requests: measured parts, work by input, the queue, stalls, drift, the remainder.
 
 Measured parts are used unmodified. A queue is inferred only if the recording confirms it
-(:mod:`latfix.queueing.queue_inference`); otherwise its waits are part of the remainder, ``unexplained``.
+(:mod:`latfix.queueing.inference.queue_inference`); otherwise its waits are part of the remainder, ``unexplained``.
 
 A wait is divided as in latfix's own record: the wait that would remain with every service at reference is the
 traffic's, the remainder belongs to the requests ahead. That remainder is divided in proportion to the time that each
@@ -35,9 +35,9 @@ from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
 from latfix.profilers.recordings.requests.shared_steps import shared_steps
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS, UNITS_NS, map_option, resolution_ns
-from latfix.queueing.batch_inference import infer_rule
 from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
-from latfix.queueing.queue_inference import (
+from latfix.queueing.inference.batch_inference import infer_rule
+from latfix.queueing.inference.queue_inference import (
     Queue,
     chance_wait_ns,
     infer_prompt_queue,
@@ -45,7 +45,7 @@ from latfix.queueing.queue_inference import (
     served_from,
     waits_at_reference,
 )
-from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
+from latfix.queueing.inference.sharing_inference import equal_work_waits, infer_sharing
 from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import poisson_at_least

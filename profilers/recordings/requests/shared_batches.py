@@ -16,8 +16,8 @@ from latfix.formatting import counted, from_ns, share
 from latfix.profilers.evidence.work_model import WorkModel, fit_work_model, folds_of
 from latfix.profilers.evidence.work_shapes import Sample
 from latfix.profilers.recordings.requests.text_source import LONGEST_NS
-from latfix.queueing.batch_inference import Batches
-from latfix.queueing.queue_inference import served_from, starts
+from latfix.queueing.inference.batch_inference import Batches
+from latfix.queueing.inference.queue_inference import served_from, starts
 from latfix.queueing.queue_simulator import Policy, replay
 
 #: Batches that the model is fitted to, and requests that are predicted at once.

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
+from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import Backlog, FixedLimits, Limits, Ordering
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.scheduling.adaptive_batching import BatchController, Seen
 from latfix.settings import RunnerSettings
 
 MS = 1_000_000
@@ -39,13 +39,11 @@ def _run(traffic: list[Offered], backlog: Backlog, limits: Limits, pauses: dict[
 
 def _controlled(traffic: list[Offered]) -> tuple[Limits, dict[str, Any]]:
     """The batch controller, and the function that shows it each batch."""
-    controller = BatchController(most=4, least_window_ns=2 * MS, most_window_ns=50 * MS, target_ns=60 * MS)
+    controller = BatchController(Bounds(most=4, least_window_ns=2 * MS, most_window_ns=50 * MS, target_ns=60 * MS))
+    arrival = [one.arrival_ns for one in traffic]
 
     def observe(batch: SimulatedBatch, _inside: int) -> None:
-        latencies = [batch.end_ns - traffic[slot].arrival_ns for slot in batch.members]
-        controller.observe(
-            Seen(len(latencies), batch.free_ns, batch.close_ns, batch.end_ns, batch.full, batch.left, latencies)
-        )
+        controller.observe(Seen.of(batch, arrival))
 
     return controller, {"observe": observe}
 

@@ -43,7 +43,7 @@ from latfix.profilers.recordings.requests.text_source import (
     map_option,
     resolution_ns,
 )
-from latfix.queueing.queue_inference import infer_queue
+from latfix.queueing.inference.queue_inference import infer_queue
 from latfix.stages import Status
 
 EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 8601)"

@@ -16,7 +16,7 @@ from latfix.profilers.evidence.outside.lock_waits import with_queue
 from latfix.profilers.evidence.outside.outside_view import Serving, in_line, piles_up
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
 from latfix.profilers.evidence.outside.standstills import find_standstills
-from latfix.queueing.queue_inference import infer_queue
+from latfix.queueing.inference.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE, Columns

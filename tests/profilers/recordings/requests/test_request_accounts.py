@@ -17,8 +17,8 @@ from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import times_words
 from latfix.queueing.closed_loop import find_closed_loop, in_flight
-from latfix.queueing.queue_inference import infer_queue, served_from, starts
-from latfix.queueing.sharing_inference import infer_sharing
+from latfix.queueing.inference.queue_inference import infer_queue, served_from, starts
+from latfix.queueing.inference.sharing_inference import infer_sharing
 from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
 from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, served, simulated

@@ -10,7 +10,7 @@ import pytest
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.queueing.batch_inference import Rule, infer_rule
+from latfix.queueing.inference.batch_inference import Rule, infer_rule
 from latfix.results.diagnosis import CauseSummary
 from tests.profilers.recordings.requests.simulated_log import batched, simulated
 

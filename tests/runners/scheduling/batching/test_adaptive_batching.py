@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from latfix.queueing.adaptive_batching import EVERY, BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import FixedLimits, Limits
-from latfix.runners.scheduling.adaptive_batching import EVERY, BatchController, Seen
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]
@@ -76,24 +76,13 @@ def _follow(
     change: tuple[float, Cost] | None = None,
 ) -> Followed:
     controller = BatchController(
-        most=16, least_window_ns=10 * MS, most_window_ns=100 * MS, target_ns=int(target_ms * MS)
+        Bounds(most=16, least_window_ns=10 * MS, most_window_ns=100 * MS, target_ns=int(target_ms * MS))
     )
-    nothing = np.zeros(0, dtype=np.int64)
+    arrival, nothing = [one.arrival_ns for one in traffic], np.zeros(0, dtype=np.int64)
     seen = Followed(run=Simulated(nothing, nothing, nothing))
 
     def observe(batch: SimulatedBatch, _inside: int) -> None:
-        arrivals = [traffic[slot].arrival_ns for slot in batch.members]
-        controller.observe(
-            Seen(
-                size=len(batch.members),
-                free_ns=batch.free_ns,
-                close_ns=batch.close_ns,
-                end_ns=batch.end_ns,
-                full=batch.full,
-                left=batch.left,
-                latencies_ns=[batch.end_ns - at for at in arrivals],
-            )
-        )
+        controller.observe(Seen.of(batch, arrival))
         seen.at.append(batch.end_ns / 1e9)
         seen.size.append(controller.size)
         seen.window_ms.append(controller.window_ns / MS)
@@ -223,7 +212,7 @@ def test_a_size_that_does_not_pay_is_tried_ever_more_rarely(offer: Offer) -> Non
 
 
 def test_bounds_that_leave_nothing_to_move() -> None:
-    controller = BatchController(most=1, least_window_ns=5, most_window_ns=0, target_ns=10)
+    controller = BatchController(Bounds(most=1, least_window_ns=5, most_window_ns=0, target_ns=10))
     for k in range(200):
         controller.observe(Seen(1, 100 * k, 100 * k, 100 * k + 90, True, 3, [500]))
     assert (controller.size, controller.window_ns) == (1, 5)

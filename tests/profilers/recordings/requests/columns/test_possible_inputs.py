@@ -14,7 +14,7 @@ from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.columns.possible_inputs import possible_inputs, says_no_input
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.queueing.closed_loop import in_flight
-from latfix.queueing.queue_inference import infer_queue
+from latfix.queueing.inference.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
 from tests.profilers.recordings.requests.simulated_log import simulated
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.profilers.queue_inference import outcome, outcome_without_queue
 from latfix.queueing.closed_loop import in_flight
-from latfix.queueing.queue_inference import infer_queue, served_from
+from latfix.queueing.inference.queue_inference import infer_queue, served_from
 
 
 @pytest.mark.parametrize("slow_s", [2, 10, 30])

@@ -30,6 +30,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from latfix.queueing.queue_simulator import SimulatedBatch
+from latfix.settings import RunnerSettings
+
 #: Batches between two decisions.
 EVERY = 8
 #: Number of latencies whose tail is taken, and the weight of a new value in the smoothed tail.
@@ -75,6 +78,49 @@ class Seen:
     full: bool
     left: int
     latencies_ns: Sequence[int]
+
+    @classmethod
+    def of(cls, batch: SimulatedBatch, arrival: Sequence[float]) -> Seen:
+        """A batch of a simulation.
+
+        :param arrival: when each simulated request was sent.
+        """
+        return cls(
+            size=len(batch.members),
+            free_ns=batch.free_ns,
+            close_ns=batch.close_ns,
+            end_ns=batch.end_ns,
+            full=batch.full,
+            left=batch.left,
+            latencies_ns=[batch.end_ns - int(arrival[member]) for member in batch.members],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Between which limits a controller moves, and its target.
+
+    :param most: maximum size of a batch; the size starts at one.
+    :param least_window_ns: minimum of the window, where it starts; ``most_window_ns`` is its maximum.
+    :param target_ns: upper bound for the tail of the latency; 0 for three times that of a quiet service.
+    """
+
+    most: int
+    least_window_ns: int
+    most_window_ns: int
+    target_ns: int
+
+    @classmethod
+    def of(cls, settings: RunnerSettings) -> Bounds | None:
+        """``None`` if the settings have fixed limits."""
+        if settings.batching != "adaptive":
+            return None
+        return cls(
+            most=settings.max_batch_size,
+            least_window_ns=int(settings.window_least_ms * 1e6),
+            most_window_ns=int(settings.window_most_ms * 1e6),
+            target_ns=int(settings.target_ms * 1e6),
+        )
 
 
 class _Costs:
@@ -140,20 +186,16 @@ class BatchController:
     """Moves the limits of batches; implements :class:`latfix.queueing.serving_order.Limits`.
 
     Call :meth:`observe` for each batch, from one thread at a time. It reads no clock.
-
-    :param most: maximum size of a batch; the size starts at one.
-    :param least_window_ns: minimum of the window, where it starts; ``most_window_ns`` is its maximum.
-    :param target_ns: upper bound for the tail of the latency; 0 for three times that of a quiet service.
     """
 
-    def __init__(self, *, most: int, least_window_ns: int, most_window_ns: int, target_ns: int) -> None:
-        self._most = most
-        self._least_window = least_window_ns
-        self._most_window = max(most_window_ns, least_window_ns)
-        self._target = float(target_ns)
+    def __init__(self, bounds: Bounds) -> None:
+        self._most = bounds.most
+        self._least_window = bounds.least_window_ns
+        self._most_window = max(bounds.most_window_ns, bounds.least_window_ns)
+        self._target = float(bounds.target_ns)
         self._size = 1.0
-        self._window = float(least_window_ns)
-        self._costs = _Costs(most)
+        self._window = float(bounds.least_window_ns)
+        self._costs = _Costs(bounds.most)
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._tail = 0.0
         self._quiet = math.inf

@@ -19,7 +19,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Ints
 from latfix.formatting import from_ns, share
-from latfix.queueing.queue_inference import starts
+from latfix.queueing.inference.queue_inference import starts
 
 #: When the timer of a batch starts: as its first request arrives, as a worker takes it up, or as its first request
 #: arrives with batches that line up for a worker.

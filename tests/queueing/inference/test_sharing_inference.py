@@ -12,7 +12,7 @@ from benchmarks.profilers.queue_inference import (
     shared_log,
     wandering_log,
 )
-from latfix.queueing.sharing_inference import equal_work_waits, infer_sharing
+from latfix.queueing.inference.sharing_inference import equal_work_waits, infer_sharing
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4])

@@ -20,7 +20,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints, ranks
 from latfix.queueing.closed_loop import in_flight
-from latfix.queueing.queue_inference import quantiles_apart
+from latfix.queueing.inference.queue_inference import quantiles_apart
 
 #: Requests from which the cores are inferred, and the least number.
 _SAMPLE, _LEAST = 60_000, 100
