@@ -20,9 +20,10 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.host.apply_plan import check_environment
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration
+from latfix.runners.optimize.findings import Trial
 from latfix.runners.optimize.measurement import SEARCH_FOLDER
 from latfix.runners.optimize.screening_decision import compare_windows
-from latfix.runners.optimize.search import Search, Trial
+from latfix.runners.optimize.search import Search
 from latfix.settings import RunnerSettings
 
 JOURNAL_FILE = "search.json"
@@ -174,13 +175,13 @@ def entries_of(search: Search) -> dict[str, Any]:
         "found": search.recorded,
         "ways": tuple(
             _Way(choices=_choices(each.choices), **_same(each, "status", "reason", "cost"))
-            for each in search.alternatives
+            for each in search.known.alternatives
         ),
         "trials": tuple(
             _Replayed(choices=_choices(each.configuration.choices), score=each.score, **_same(each, *_OF_TRIAL))
-            for each in search.trials
+            for each in search.known.trials
         ),
-        "ineffective": search.ineffective,
+        "ineffective": search.known.ineffective,
     }
 
 

@@ -27,13 +27,14 @@ from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import Proof, prove
+from latfix.runners.optimize.findings import Trial
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.predicted_configurations import Bounds, Planner, trusted
 from latfix.runners.optimize.screening_decision import SMALLEST
 from latfix.runners.optimize.screening_decision import shown as words
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, served_part, window_bounds
-from latfix.runners.optimize.search import Search, Trial
+from latfix.runners.optimize.search import Search
 from latfix.runners.replay.arm import Arm, Watch, start_at_once
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
 from latfix.settings import RunnerSettings
@@ -285,9 +286,9 @@ class Optimizer:
 
     def _conclude(self, outcome: Outcome, search: Search, *, ended: bool = False) -> None:
         """Fill in the results of the search, complete or not."""
-        outcome.steps, outcome.settings = search.steps(ended=ended), search.best.settings
+        outcome.steps, outcome.settings = search.known.steps(search.best, ended=ended), search.best.settings
         outcome.layers = next(iter(search.recorded.values()), {})
-        outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
+        outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.known.trials
         outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
         if search.planner is not None:
             outcome.shares = search.planner.shares(search.best)

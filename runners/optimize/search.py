@@ -28,13 +28,13 @@ from latfix.errors import LatfixError
 from latfix.formatting import counted, percent
 from latfix.formatting import ratio as ratio_words
 from latfix.profilers.diagnose import diagnose
-from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET, SURPASSED, Candidate, Prediction
-from latfix.results.optimization_step import KEYS, Step
+from latfix.results.optimization import BUDGET, Candidate, Prediction
+from latfix.results.optimization_step import KEYS
 from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose, measure
+from latfix.runners.optimize.findings import Findings, Trial
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Planner, goal_score, ratios, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
@@ -68,48 +68,6 @@ _LEAST_ROUNDS = 3
 _UNTRIED = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A configuration that was replayed on the windows in turns with the best one before it.
-
-    :param score: its goal relative to the first settings, as a logarithm: the measured ratios of all kept replays.
-    :param reason: what the replays showed, or why there are none.
-    :param verified: by fix, the evidence that it took effect.
-    :param paces: how much longer batches took than predicted, for the previous best and for this configuration; empty
-        if unknown.
-    """
-
-    configuration: Configuration
-    status: str
-    reason: str
-    score: float = math.inf
-    comparison: Comparison | None = None
-    prediction: Prediction | None = None
-    scored: Mapping[str, Any] = field(default_factory=dict)
-    verified: Mapping[str, str] = field(default_factory=dict)
-    paces: tuple[float, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def accuracy(self) -> float | None:
-        """Score of its answers; ``None`` if they were not scored."""
-        return float(self.scored["score"]) if self.scored else None
-
-    @property
-    def refused(self) -> bool:
-        """True if its answers were not accurate enough, so that it was not replayed."""
-        return self.status == "rejected" and self.comparison is None
-
-    def prediction_error(self, key: str) -> float | None:
-        """Error of the predicted ratio of a statistic, as a share of the measured one."""
-        if self.prediction is None or self.comparison is None:
-            return None
-        measured = self.comparison.ratio[key]
-        if measured.lost or not measured.value > 0:
-            return None
-        return abs(self.prediction.ratio[key] / measured.value - 1.0)
-
-
 @dataclass(slots=True, kw_only=True)
 class Search:
     """Finds the best configuration on a bench.
@@ -123,10 +81,7 @@ class Search:
     :param say: shows a line of progress.
     :param note: called after every step that took time.
     :ivar best: the current best configuration; ``arm`` is its service, ``best_score`` its measured goal.
-    :ivar alternatives: measured ways to run the model, in order.
-    :ivar trials: replayed configurations, in order.
-    :ivar found: results of set-ups, by fix.
-    :ivar ineffective: by fix, the evidence that it took no effect.
+    :ivar known: what it has found.
     """
 
     bench: Bench
@@ -145,14 +100,8 @@ class Search:
     best: Configuration = field(init=False)
     arm: Arm = field(init=False)
     best_score: float = 0.0
-    found: dict[str, Any] = field(default_factory=dict)
-    alternatives: list[Alternative] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
-    ineffective: dict[str, str] = field(default_factory=dict)
+    known: Findings = field(init=False)
     _batches: Sequence[Sequence[int]] = ()
-    _obstacles: dict[str, str] = field(default_factory=dict)
-    _skipped: dict[str, str] = field(default_factory=dict)
-    _dropped: set[str] = field(default_factory=set)
     # How much longer than estimated a way took to measure, at most: a busy machine delays the next one as well.
     _overrun_s: float = 0.0
     # Caches by settings, valid until the next result: some preconditions read the whole record.
@@ -162,14 +111,14 @@ class Search:
 
     def __post_init__(self, make_planner: Callable[[Obstacle], Planner | None]) -> None:
         self.first, self.arm = self.base.settings, self.base
-        self.best = Configuration(self.first)
+        self.best, self.known = Configuration(self.first), Findings(self.fixes, self.first)
         self.planner = make_planner(self._obstacle)
 
     @property
     def recorded(self) -> dict[str, Any]:
         """Results of set-ups that the journal keeps."""
         kept = {fix.id for fix in self.fixes if fix.set_up is not None and fix.set_up.recorded}
-        return {name: found for name, found in self.found.items() if name in kept}
+        return {name: found for name, found in self.known.set_ups.items() if name in kept}
 
     def restore(
         self,
@@ -179,20 +128,19 @@ class Search:
         ineffective: Mapping[str, str],
     ) -> None:
         """Continue from the results of an earlier search."""
-        self.alternatives, self.trials = list(alternatives), list(trials)
-        self.found |= found
-        self.ineffective |= ineffective
-        for each in self.alternatives:
-            if each.status == "ready" and self.planner is not None:
-                self.planner.costs[way(each)] = each.cost
+        self.known.alternatives, self.known.trials = list(alternatives), list(trials)
+        self.known.set_ups |= found
+        self.known.ineffective |= ineffective
+        if self.planner is not None:
+            self.planner.costs |= {way(each): each.cost for each in self.known.ready}
         kept: Trial | None = None
-        for trial in self.trials:
+        for trial in self.known.trials:
             if self.planner is not None:
                 _refuse(self.planner, trial)
                 for configuration, pace in zip((self.best, trial.configuration), trial.paces, strict=False):
                     self.planner.take(configuration, pace)
             if trial.status == "kept":
-                kept, self.best = trial, self._without_ineffective(trial.configuration)
+                kept, self.best = trial, self.known.effective(trial.configuration)
         if kept is not None:
             self._return_to(kept)
             self.bench.room.adopt(self.arm)
@@ -238,15 +186,14 @@ class Search:
         :param reason: what the final replay showed.
         :returns: False if there is none.
         """
-        self.trials = [
+        self.known.trials = [
             replace(trial, status="rejected", reason=reason)
             if trial.status == "kept" and set(self.best.fixes) <= set(trial.configuration.fixes)
             else trial
-            for trial in self.trials
+            for trial in self.known.trials
         ]
         self.best, self.best_score, self.arm = Configuration(self.first), 0.0, self.base
-        known = [trial for trial in self.trials if trial.status == "kept" and trial.comparison is not None]
-        if known:
+        if known := self.known.improvements:
             self._return_to(known[-1])
         elif self.planner is not None:
             self._keep_untried(self.planner)
@@ -255,7 +202,7 @@ class Search:
 
     def _return_to(self, trial: Trial) -> None:
         """Make a configuration that was replayed before the current best."""
-        self.best, self.best_score = self._without_ineffective(trial.configuration), trial.score
+        self.best, self.best_score = self.known.effective(trial.configuration), trial.score
         accuracy = self.base.accuracy if trial.accuracy is None else trial.accuracy
         self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
 
@@ -299,11 +246,11 @@ class Search:
     def _measure_combined(self, planner: Planner, until: float) -> None:
         """Measure the best way together with others that gain and are compatible with it, best first."""
         for other in self._ready(planner)[1:]:
-            best, known = self._ready(planner)[0], len(self.alternatives)
+            best, known = self._ready(planner)[0], len(self.known.alternatives)
             if planner.score(Configuration(self.first, other.choices)) > -_WORTH_A_REPLAY:
                 continue
             for choices in ([*best.choices, *other.choices], [*other.choices, *best.choices]):
-                if len(self.alternatives) == known:  # the preconditions of one may depend on the other
+                if len(self.known.alternatives) == known:  # the preconditions of one may depend on the other
                     self._measure_way(planner, until, choices)
 
     def _measure_core_shares(self, planner: Planner, until: float) -> bool:
@@ -311,21 +258,17 @@ class Search:
 
         :returns: True if any was measured.
         """
-        known = len(self.alternatives)
+        known = len(self.known.alternatives)
         shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
         for share in shares:
             for model in self._ready(planner)[:1]:
                 self._measure_way(planner, until, [*model.choices, share])
             self._measure_way(planner, until, [share])
-        return len(self.alternatives) > known
+        return len(self.known.alternatives) > known
 
     def _ready(self, planner: Planner) -> list[Alternative]:
         """Ways to run the model that may be chosen, best first."""
-        ready = [
-            each
-            for each in self.alternatives
-            if each.status == "ready" and all(choice.fix.compute != 1.0 for choice in each.choices)
-        ]
+        ready = [each for each in self.known.ready if all(choice.fix.compute != 1.0 for choice in each.choices)]
         return sorted(ready, key=lambda each: self._expected(planner, self._completed(planner, each.choices)))
 
     def _measure_substitutes(self, planner: Planner) -> None:
@@ -354,16 +297,16 @@ class Search:
         estimate_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
         cost_s, left = estimate_s + self._overrun_s, self.bench.left_s()
         # The first way treats the main cause: one round of the final replay is enough to leave for it.
-        if left - cost_s < (until if self.alternatives else min(until, self.bench.least_round_s(fixes))):
+        if left - cost_s < (until if self.known.alternatives else min(until, self.bench.least_round_s(fixes))):
             spare = max(left - until, 0.0)
             reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, and {spare:.0f} s were left for measuring"
             for fix in fixes:
-                self._skipped.setdefault(fix.id, reason)
+                self.known.skipped.setdefault(fix.id, reason)
             return
         self._make_room(self.arm)
         measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast)
         self._overrun_s = max(self._overrun_s, left - self.bench.left_s() - estimate_s)
-        self.alternatives.append(measured)
+        self.known.alternatives.append(measured)
         if measured.status == "ready":
             planner.costs[way(configuration)] = measured.cost
         status = "" if measured.status == "ready" else f"{measured.status}, "
@@ -373,15 +316,17 @@ class Search:
     def _contains_failed_way(self, configuration: Configuration) -> bool:
         """True if all choices of a way that is out are also in this configuration."""
         known = set(way(configuration))
-        return any(set(way(each)) <= known for each in self.alternatives if each.status != "ready")
+        return any(set(way(each)) <= known for each in self.known.alternatives if each.status != "ready")
 
     def _set_up(self) -> None:
         """Measure, once each, what fixes need to know before they can be decided."""
         for fix in self.fixes:
-            due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
-            if due and fix.set_up is not None and not self._out_of_time([]):
-                found = self.found[fix.id] = fix.set_up.measure(self.bench, self.base)
-                if words := fix.set_up.shown(found):
+            set_up = fix.set_up
+            if set_up is None or fix.id in self.known.set_ups or not set_up.due(self._context(self.first)):
+                continue
+            if not self._out_of_time([]):
+                found = self.known.set_ups[fix.id] = set_up.measure(self.bench, self.base)
+                if words := set_up.shown(found):
                     self.say(f"{fix.id}: {words}")
                 self._record_progress()
         list(self._applicable())  # updates the obstacles
@@ -403,8 +348,9 @@ class Search:
 
     def _ranked(self, planner: Planner, seen: Collection[tuple[str, ...]]) -> list[Configuration]:
         """The best configuration of each way to run the model, best first, without those that were seen."""
-        ways: list[tuple[Choice, ...]] = [(), *(each.choices for each in self.alternatives if each.status == "ready")]
-        completed = [self._completed(planner, choices) for choices in ways]
+        completed = [
+            self._completed(planner, choices) for choices in [(), *(each.choices for each in self.known.ready)]
+        ]
         return [one for one in sorted(completed, key=partial(self._expected, planner)) if one.key not in seen]
 
     def _expected(self, planner: Planner, configuration: Configuration) -> float:
@@ -423,7 +369,7 @@ class Search:
 
     def _replay_predicted(self, planner: Planner) -> None:
         """Replay the best predicted configurations while they promise more than the current best."""
-        tried = {(), *(trial.configuration.key for trial in self.trials)}
+        tried = self.known.seen
         reported = rejected = False
         least = _WORTH_A_REPLAY
         while True:
@@ -447,11 +393,11 @@ class Search:
             if refusal := self._out_of_time([choice.fix for choice in best.choices], promise):
                 # Another one may take less: no conversion, no answers to score. But what gains much less would use
                 # the time in which the final replay can test this one.
-                self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
+                self.known.skipped = dict.fromkeys(best.fixes, refusal) | self.known.skipped
                 least = least if self.best.choices else max(least, promise - _MUCH)
                 continue
             self._replay(best, planner)
-            rejected |= self.trials[-1].status == "rejected"
+            rejected |= self.known.trials[-1].status == "rejected"
 
     def _use_rest(self) -> None:
         """Nothing is kept, so the time of the final replay is free: let it test the most promising configuration."""
@@ -468,13 +414,13 @@ class Search:
 
     def _keep_undecided(self) -> None:
         """Leave the undecided configuration with the largest measured gain to the final replay."""
-        likely = [each for each in self.trials if each.status == "undecided" and each.score < math.log(_LIKELY)]
+        likely = [each for each in self.known.trials if each.status == "undecided" and each.score < math.log(_LIKELY)]
         for trial in sorted(likely, key=lambda each: each.score):
-            fixes = [choice.fix for choice in self._without_ineffective(trial.configuration).choices]
+            fixes = [choice.fix for choice in self.known.effective(trial.configuration).choices]
             if not fixes or self.bench.left_s() < self.bench.least_round_s(fixes):
                 continue
             kept = replace(trial, status="kept", reason=f"likely a gain; the final replay tests it: {trial.reason}")
-            self.trials = [kept if each is trial else each for each in self.trials]
+            self.known.trials = [kept if each is trial else each for each in self.known.trials]
             self._return_to(kept)
             self.say(f"{kept.configuration.words}: {kept.reason}")
             self._record_progress()
@@ -482,7 +428,7 @@ class Search:
 
     def _keep_untried(self, planner: Planner) -> None:
         """Leave the best untried configuration to the final replay, if it is predicted to gain enough."""
-        seen, key = {(), *(trial.configuration.key for trial in self.trials)}, self.goal
+        seen, key = self.known.seen, self.goal
         while not self.best.choices:
             # The score also counts the mean: it alone must not speak for a plan.
             found = (
@@ -498,7 +444,7 @@ class Search:
 
     def _keep_addition(self) -> None:
         """Leave the most promising fix that the forecast cannot simulate to the final replay."""
-        tried = {fix for trial in self.trials for fix in trial.configuration.fixes}
+        tried = self.known.tried
         for group in self._additions(self._current_diagnosis(), tried):
             configuration = compose(self.first, group, self._obstacle)
             self._keep_unproven(configuration, 0.0, "it treats the remaining tail")
@@ -528,7 +474,7 @@ class Search:
             trial = replace(trial, status="not_effective", reason=reason, score=math.inf)
         arm.close()
         self.say(f"{configuration.words}: {trial.reason}")
-        self.trials.append(trial)
+        self.known.trials.append(trial)
         if trial.status == "kept":
             self.best, self.best_score, self.arm = configuration, score, arm
         elif self.planner is not None:
@@ -543,8 +489,7 @@ class Search:
         batch times. It must be predicted to be about as good as what was measured: a forecast that does not foresee
         the measured gain does not know either what it comes from.
         """
-        replayed = any(trial.status == "kept" and trial.comparison is not None for trial in self.trials)
-        most = self.best_score + _AS_MEASURED if replayed else math.inf
+        most = self.best_score + _AS_MEASURED if self.known.improvements else math.inf
         while planner.knows(self.best):
             known = planner.shares(self.best)
             rests = []
@@ -562,14 +507,14 @@ class Search:
             if score > planner.score(self.best) + LEAST_GAIN or planner.score(rest, self.bench.window_bounds) > most:
                 return
             self.say(f"{fix} is left out of the plan: next to the other fixes it is predicted to gain nothing")
-            self._dropped.add(fix)
+            self.known.dropped.add(fix)
             self.best = rest
 
     # -- 4. what the forecast cannot simulate
 
     def _replay_additions(self) -> None:
         """Add fixes that treat the remaining tail: one by one, except for gentle ones, which are added together."""
-        tried = {fix for trial in self.trials for fix in trial.configuration.fixes}
+        tried = self.known.tried
         list(self._applicable())  # records the obstacle of each fix, also if there is no time to try any
         while True:
             diagnosis = self._current_diagnosis()
@@ -583,7 +528,7 @@ class Search:
             fixes = [choice.fix for choice in group]
             if refusal := self._out_of_time([*fixes, *(choice.fix for choice in self.best.choices)]):
                 for choice in chain.from_iterable(groups):
-                    self._skipped.setdefault(choice.fix.id, refusal)
+                    self.known.skipped.setdefault(choice.fix.id, refusal)
                 return
             tried |= {fix.id for fix in fixes}
             configuration = compose(self.first, [*self.best.choices, *group], self._obstacle)
@@ -616,7 +561,7 @@ class Search:
                 promise.append((expected, choice))
             else:
                 treated = expected / max(fix.relief, 1e-9)
-                self._skipped.setdefault(
+                self.known.skipped.setdefault(
                     fix.id,
                     f"the causes that it treats make up {100 * treated:.1f} % of the remaining tail latency, and it "
                     f"usually removes {percent(fix.relief)} of their time",
@@ -637,7 +582,7 @@ class Search:
         self._make_room(self.base)
         self.say(f"replaying {configuration.words}")
         added = [choice.fix for choice in configuration.choices if choice.fix.id not in self.best.fixes]
-        label = added[0].id if len(added) == 1 else f"trial-{len(self.trials) + 1}"
+        label = added[0].id if len(added) == 1 else f"trial-{len(self.known.trials) + 1}"
         candidate = bench.arm(label, configuration.settings, configuration.fixes, alone=bench.room.alone_with(added))
         try:
             trial = bench.retry_alone(candidate, lambda: self._try(configuration, candidate, planner))
@@ -646,12 +591,12 @@ class Search:
             status, which = ("undecided", "without") if current.failed else ("not_effective", "with")
             reason = f"the service did not run {which} it: {error.message}"
             trial = Trial(configuration=configuration, status=status, reason=reason)
-        self.trials.append(trial)
+        self.known.trials.append(trial)
         if planner is not None:
             _refuse(planner, trial)
         self.say(f"{configuration.words}: {trial.status}: {trial.reason}")
         if trial.status == "kept":
-            effective = self._without_ineffective(configuration)
+            effective = self.known.effective(configuration)
             bench.room.adopt(candidate)
             if current is not self.base:
                 current.close()
@@ -665,11 +610,6 @@ class Search:
         """Close an idle service if there is only memory for the two that are compared."""
         if self.bench.room.tight and self.arm is not self.base:
             idle.close()
-
-    def _without_ineffective(self, configuration: Configuration) -> Configuration:
-        for fix in self.ineffective:
-            configuration = configuration.without(fix)
-        return configuration
 
     def _scored(self, configuration: Configuration, candidate: Arm) -> tuple[Mapping[str, Any], str]:
         """Scores of its answers, empty if they cannot differ; and why they are not accurate enough, or empty."""
@@ -701,7 +641,7 @@ class Search:
                 status, reason = "kept", f"likely a gain, as predicted: {reason}"
             paces = self._learn(planner, configuration, pairs)
         verified, missing = self._verify(configuration, candidate, pairs)
-        self.ineffective |= missing
+        self.known.ineffective |= missing
         if status == "kept" and missing and not set(configuration.fixes) - set(self.best.fixes) - set(missing):
             status, reason = "not_effective", "; ".join(missing.values())
         # A few first requests show no remaining tail.
@@ -751,13 +691,13 @@ class Search:
         """Every change of every fix that applies to a configuration, by default to the first settings."""
         context = self._context(self.first if configuration is None else configuration.settings)
         for fix in self.fixes:
-            if fix.id in self.ineffective or (configuration is not None and fix.id in configuration.fixes):
+            if fix.id in self.known.ineffective or (configuration is not None and fix.id in configuration.fixes):
                 continue
             if obstacle := self._obstacle(fix, context.settings):
                 if configuration is None:
-                    self._obstacles[fix.id] = obstacle
+                    self.known.obstacles[fix.id] = obstacle
                 continue
-            self._obstacles.pop(fix.id, None)
+            self.known.obstacles.pop(fix.id, None)
             key = (fix.id, repr(context.settings))
             if key not in self._choice_cache:
                 self._choice_cache[key] = [Choice(fix, change) for change in fix.changes(context)]
@@ -780,14 +720,14 @@ class Search:
                 default_collate=bool(self.bench.ready(self.base)["default_collate"]),
                 cores=int(baseline.meta.machine.get("cores", 1)),
                 latest=self.arm.latest,
-                steps=self.steps(ended=False),
-                found=self.found,
+                steps=self.known.steps(self.best, ended=False),
+                found=self.known.set_ups,
             )
         return self._contexts[key]
 
     @property
     def _trials_left(self) -> bool:
-        return self.most_trials is None or len(self.trials) < self.most_trials
+        return self.most_trials is None or len(self.known.trials) < self.most_trials
 
     def _out_of_time(self, fixes: Sequence[Fix], promise: float = 0.0) -> str:
         """Why no further replay is possible; empty if one is.
@@ -822,12 +762,13 @@ class Search:
 
     def candidates(self) -> list[Candidate]:
         """All replayed configurations, and the best one of each measured way."""
-        last = next((trial for trial in reversed(self.trials) if trial.status == "kept"), None)
+        known, trials = self.known, self.known.trials
+        last = next((trial for trial in reversed(trials) if trial.status == "kept"), None)
         # What took no effect, or was left out of the plan, is not what was measured.
-        named = [self.best if each is last else self._without_ineffective(each.configuration) for each in self.trials]
-        found = [self._candidate(one, each.status, each) for one, each in zip(named, self.trials, strict=True)]
-        replayed = {each.key for each in (*named, *(trial.configuration for trial in self.trials))}
-        for each in self.alternatives:
+        named = [self.best if each is last else known.effective(each.configuration) for each in trials]
+        found = [self._candidate(one, each.status, each) for one, each in zip(named, trials, strict=True)]
+        replayed = {each.key for each in (*named, *(trial.configuration for trial in trials))}
+        for each in self.known.alternatives:
             configuration = Configuration(self.first, each.choices)
             if each.status == "ready" and self.planner is not None:
                 configuration = self._completed(self.planner, each.choices)
@@ -860,85 +801,10 @@ class Search:
         """
         if self.planner is None:
             return {}
-        same = [each for each in self.alternatives if not any(one.fix.changes_outputs for one in each.choices)]
+        same = [each for each in self.known.alternatives if not any(one.fix.changes_outputs for one in each.choices)]
         known = {(), way(self.best), *map(way, same)}
         found = [self.planner.forecast.alone(cost) for each, cost in self.planner.costs.items() if each in known]
         return {key: min(each[key] for each in found) for key in KEYS}
-
-    def steps(self, *, ended: bool = True) -> list[Step]:
-        """Every fix once, with its result; the kept ones first, in the order of the plan.
-
-        :param ended: the search was not interrupted; otherwise fixes without a result are left out.
-        """
-        steps = {fix.id: step for fix in self.fixes if (step := self._step(fix, ended)) is not None}
-        kept = [steps[fix] for fix in self.best.fixes if fix in steps]
-        return [*kept, *(step for fix, step in steps.items() if fix not in self.best.fixes)]
-
-    def _step(self, fix: Fix, ended: bool) -> Step | None:
-        if fix.id in self.best.fixes:
-            trial = next(each for each in self.trials if each.status == "kept" and fix.id in each.configuration.fixes)
-            group = tuple(each for each in trial.configuration.fixes if each in self.best.fixes)
-            return _trial_step(fix, trial, "kept", trial.reason, self.best, group)
-        if fix.id in self.ineffective:
-            return fix.step("not_effective", f"it did not take effect: {self.ineffective[fix.id]}")
-        if fix.id in self._dropped:
-            reason = "replayed together with other fixes; next to them it is predicted to gain nothing"
-            return fix.step("no_gain", reason)
-        trials = [trial for trial in reversed(self.trials) if trial.configuration.fixes != self.best.fixes]
-        # Refused answers say nothing about a fix that keeps them, if its replays do.
-        trials.sort(key=lambda trial: trial.refused and not fix.changes_outputs)
-        for trial in trials:
-            tried = trial.configuration
-            if fix.id not in tried.fixes:
-                continue
-            status, reason = trial.status, trial.reason
-            if tried.words != fix.id:
-                reason = f"tried as {tried.words}: {reason}"
-            if status == "kept":
-                status, reason = "no_gain", SURPASSED + reason
-            return _trial_step(fix, trial, status, reason, tried, tried.fixes)
-        return self._measured_step(fix) or self._unmeasured_step(fix, ended)
-
-    def _measured_step(self, fix: Fix) -> Step | None:
-        ways = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
-        if not ways:
-            return None
-        shown = min(ways, key=lambda each: (each.status == "ready", len(each.choices)))
-        status, reason = shown.status, shown.reason
-        if status == "ready":
-            status, reason = "no_gain", f"{reason}; it is not in the best configuration"
-        return fix.step(status, reason, settings=Configuration(self.first, shown.choices).change_of(fix.id))
-
-    def _unmeasured_step(self, fix: Fix, ended: bool) -> Step | None:
-        reason = self._obstacles.get(fix.id) or self._skipped.get(fix.id)
-        if reason is not None:
-            return fix.step("skipped", reason)
-        if not ended:
-            return None
-        return fix.step("no_gain", "the forecast on the recorded requests finds no gain, so it was not replayed")
-
-
-def _trial_step(
-    fix: Fix, trial: Trial, status: str, reason: str, configuration: Configuration, together: tuple[str, ...]
-) -> Step:
-    """A fix with the figures of a trial.
-
-    :param configuration: the settings that the step shows.
-    :param together: the fixes that share the figures.
-    """
-    kept = status == "kept"
-    return fix.step(
-        status,
-        reason,
-        settings=configuration.change_of(fix.id),
-        comparison=trial.comparison,
-        predicted=trial.prediction,
-        scored=trial.scored if fix.changes_outputs or not kept else {},
-        accuracy=trial.accuracy,
-        verified=trial.verified.get(fix.id, "") if kept else "",
-        together=together if len(together) > 1 else (),
-        pairs=trial.pairs,
-    )
 
 
 def _refuse(planner: Planner, trial: Trial) -> None:
