@@ -127,20 +127,21 @@ class Findings:
         if fix.id in self.dropped:
             reason = "replayed together with other fixes; next to them it is predicted to gain nothing"
             return fix.step("no_gain", reason)
-        trials = [trial for trial in reversed(self.trials) if trial.configuration.fixes != best.fixes]
-        # Refused answers say nothing about a fix that keeps them, if its replays do.
-        trials.sort(key=lambda trial: trial.refused and not fix.changes_outputs)
-        for trial in trials:
-            tried = trial.configuration
-            if fix.id not in tried.fixes:
-                continue
-            status, reason = trial.status, trial.reason
-            if tried.words != fix.id:
-                reason = f"tried as {tried.words}: {reason}"
-            if status == "kept":
-                status, reason = "no_gain", SURPASSED + reason
-            return _trial_step(fix, trial, status, reason, tried, tried.fixes)
-        return self._measured_step(fix) or self._unmeasured_step(fix, ended)
+        trials = [
+            trial
+            for trial in reversed(self.trials)
+            if fix.id in trial.configuration.fixes and trial.configuration.fixes != best.fixes
+        ]
+        # Refused answers say nothing about a fix that keeps them.
+        trial = next((trial for trial in trials if fix.changes_outputs or not trial.refused), None)
+        if trial is None:
+            return self._measured_step(fix) or self._unmeasured_step(fix, trials, ended)
+        status, reason, tried = trial.status, trial.reason, trial.configuration
+        if tried.words != fix.id:
+            reason = f"tried as {tried.words}: {reason}"
+        if status == "kept":
+            status, reason = "no_gain", SURPASSED + reason
+        return _trial_step(fix, trial, status, reason, tried, tried.fixes)
 
     def _measured_step(self, fix: Fix) -> Step | None:
         ways = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
@@ -152,9 +153,13 @@ class Findings:
             status, reason = "no_gain", f"{reason}; it is not in the best configuration"
         return fix.step(status, reason, settings=Configuration(self.first, shown.choices).change_of(fix.id))
 
-    def _unmeasured_step(self, fix: Fix, ended: bool) -> Step | None:
-        reason = self.obstacles.get(fix.id) or self.skipped.get(fix.id)
-        if reason is not None:
+    def _unmeasured_step(self, fix: Fix, refused: Sequence[Trial], ended: bool) -> Step | None:
+        """A fix of which nothing was measured.
+
+        :param refused: configurations with it whose answers were refused.
+        """
+        only = f"only tried as {refused[0].configuration.words}, whose answers were refused" if refused else ""
+        if reason := self.obstacles.get(fix.id) or only or self.skipped.get(fix.id, ""):
             return fix.step("skipped", reason)
         if not ended:
             return None

@@ -346,6 +346,14 @@ def test_answers_that_are_refused_say_nothing_about_fixes_that_keep_them(
     assert "no difference" in world.step(outcome, "LIMIT").reason
 
 
+def test_a_fix_that_was_only_tried_beside_refused_answers_is_not_called_rejected(search: Any, world: Any) -> None:
+    world.limits, world.scores = {8: 0.7}, {"INT8": 0.9}
+    outcome = search(model(world, "INT8", 0.5), limits(world, 8), trials=1)
+    assert world.statuses(outcome) == {"a.INT8": "rejected", "a.LIMIT": "skipped"}
+    tried = "a.INT8, a.LIMIT (max_batch_size = 8)"
+    assert world.step(outcome, "LIMIT").reason == f"only tried as {tried}, whose answers were refused"
+
+
 def test_of_batches_that_do_not_run_smaller_ones_are_tried(search: Any, world: Any) -> None:
     def die(arm: Any, _name: str) -> None:
         if arm.settings.max_batch_size == 8:
