@@ -278,7 +278,8 @@ def _sure(change: Change, rounds: int) -> Iterator[Line]:
         yield Line(label="95 % interval", words=f"{words}, from {counted(rounds, 'round')}{doubt}")
     if change.judged != "mean" and (mean := change.ratio("mean")).value is not None:
         bounds = speed_range(mean.ci95) + (f"; {FEW_ROUNDS}" if mean.doubtful else "")
-        yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({bounds})' if bounds else ''}")
+        words = f"{speed_words(mean.value)}{f' ({bounds})' if bounds else ''}"
+        yield Line(label="mean", words="; ".join(filter(None, (words, change.survivors))))
 
 
 def _why(found: Optimization) -> Iterator[Line]:

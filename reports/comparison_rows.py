@@ -24,7 +24,7 @@ from latfix.formatting import (
     seconds,
     significant,
 )
-from latfix.gates.evaluate import GateResult
+from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.lower_bound import AtLeast
 from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, verdict_words
 from latfix.results.comparison import Comparison, Summary, Trial, TriedIdea
@@ -103,6 +103,11 @@ class Arm:
         """Requests that did not end ok."""
         return sum(number for name, number in self.requests.items() if name != "ok")
 
+    @property
+    def success(self) -> float:
+        """Share of the requests that ended ok."""
+        return self.requests.get("ok", 0) / max(sum(self.requests.values()), 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRow:
@@ -135,6 +140,14 @@ class Change:
     ratios: Mapping[str, Ratio]
     accuracy_limit: float | None = None
     judged: str = "p99"
+
+    @property
+    def survivors(self) -> str:
+        """Of which requests the means are, if not of about the same share on both sides; else empty."""
+        before, after = self.before.success, self.after.success
+        if abs(before - after) <= MOST_LOST:
+            return ""
+        return f"of requests that ended ok: {percent(before)} before, {percent(after)} after"
 
     @property
     def scored(self) -> bool:

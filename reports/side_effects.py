@@ -57,9 +57,9 @@ def worsened(change: Change) -> Iterator[str]:
 
 
 def _others(change: Change) -> list[str]:
-    """Keys of the latencies that both arms have, except the judged one."""
-    arms = (change.before, change.after)
-    return [key for key in LATENCY_KEYS if key != change.judged and all(arm.latency_ms.get(key) for arm in arms)]
+    """Keys of the latencies that both arms have, except the judged one, and means that cannot be compared."""
+    arms, without = (change.before, change.after), {change.judged, *(["mean"] if change.survivors else [])}
+    return [key for key in LATENCY_KEYS if key not in without and all(arm.latency_ms.get(key) for arm in arms)]
 
 
 def _costs(change: Change) -> list[tuple[str, float | None, float | None]]:

@@ -125,8 +125,7 @@ class Findings:
         if fix.id in self.ineffective:
             return fix.step("not_effective", f"it did not take effect: {self.ineffective[fix.id]}")
         if fix.id in self.dropped:
-            reason = "replayed together with other fixes; next to them it is predicted to gain nothing"
-            return fix.step("no_gain", reason)
+            return fix.step("no_gain", "next to the other fixes of the plan it is predicted to gain nothing")
         trials = [
             trial
             for trial in reversed(self.trials)

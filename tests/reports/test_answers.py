@@ -126,6 +126,17 @@ def test_a_ratio_of_lost_percentiles_has_no_words_in_the_headline(undecided: Com
     assert "p90" in words_of and "p99," not in words_of, "nothing is known of a lost percentile"
 
 
+def test_means_of_other_shares_of_the_requests_are_not_called_worse(undecided: Comparison) -> None:
+    """A service that lost the slow half of its requests has the lower mean."""
+    mean = RatioEstimate(value=1.69, lo=1.55, hi=1.84)
+    before, after = replace(undecided.before, requests={"ok": 50, "timeout": 50}), undecided.after
+    answer = comparison_answer(replace(undecided, before=before, ratio={**undecided.ratio, "mean": mean}))
+    assert "of requests that ended ok: 50 % before, 100 % after" in words(answer, "mean")
+    assert "mean" not in words(answer, "side effects")
+    answer = comparison_answer(replace(undecided, after=after, ratio={**undecided.ratio, "mean": mean}))
+    assert "ended ok" not in words(answer, "mean") and "mean" in words(answer, "side effects")
+
+
 def test_an_open_interval_is_in_the_markdown(ordinary: Session) -> None:
     found = replace(ordinary[1], latency_ci95_ms={**ordinary[1].latency_ci95_ms, "p99": (16.5, math.inf)})
     assert "| ≥ 16.5 |" in markdown(read_summary(found.to_json(), command="diagnose", workload="w"))
