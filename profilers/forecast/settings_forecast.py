@@ -3,18 +3,20 @@
 Each request has its measured properties: when it was sent, its own ``prepare`` and ``finish``, its inputs, and what
 its batch took beyond its inputs' need (pauses, faults, waits for a core). The service's policy runs over them on
 simulated time, with new batches whose compute comes from the run's model of work. Predictions are calibrated by the
-simulation of the settings that ran; :attr:`Forecast.error` is its distance from the measured latency.
+simulation of the settings that ran; :attr:`Forecast.error` is its distance from the measured latency. Requests that
+timed out are simulated, too: without them, a service is less busy than it was. Their latency is how long they waited.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.attribution.ledger import LedgerContext, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence.expected_work import padded_row
@@ -92,12 +94,13 @@ class _Work:
     :ivar slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
         the last row has no cause and either sign.
     :ivar length: the key of batches by length.
+    :ivar patience: how long its caller waits; infinite without a limit.
     :ivar shapes: how many different sizes of inputs there are.
     """
 
-    def __init__(self, evidence: Evidence, books: LedgerContext, model: _BatchTime) -> None:
+    def __init__(self, evidence: Evidence, books: LedgerContext, model: _BatchTime, patience: Floats) -> None:
         rows, line = evidence.rows, books.line
-        chosen = np.flatnonzero((rows["warmup"] == 0) & (evidence.batch_of >= 0) & (rows["status"] == Status.OK))
+        chosen = np.flatnonzero(_followed(evidence))
         chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]
         batches = evidence.batches
         held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
@@ -124,14 +127,17 @@ class _Work:
         self.arrival = rows["arrival_ns"][chosen].astype(np.float64)
         self.handed = line.handed[chosen]
         self.prepare = prepare[chosen]
-        self.finish = evidence.units["finish"].wall[chosen].astype(np.float64)
+        batch, finish = evidence.batch_of[chosen], evidence.units["finish"].wall[chosen].astype(np.float64)
+        served = batch >= 0
+        self.finish = np.where(served, finish, np.median(finish[served]) if served.any() else 0.0)
         self.inputs = np.hstack([evidence.members.attributes, padded_sides(rows)])[chosen]
         self.pauses = pauses[:, chosen]
-        self.slowed = slowed[:, evidence.batch_of[chosen]]
+        self.slowed = np.append(slowed, np.zeros((len(slowed), 1)), axis=1)[:, batch]
         self.prepare_extra = brought[:, chosen]
         self.priority = evidence.priority[chosen]
         self.length = rows["bucket_length"][chosen]
         self.shapes = len(np.unique(padded_sides(rows)[chosen], axis=0))
+        self.patience = patience[self.index]
         self.causes = causes
 
     def met(self, without: Collection[str]) -> tuple[Floats, Floats, Floats]:
@@ -139,6 +145,14 @@ class _Work:
         kept = np.array([cause not in without for cause in self.causes], dtype=np.float64)
         prepare = np.maximum(self.prepare - (1.0 - kept) @ self.prepare_extra, 0.0)
         return prepare, kept @ self.pauses, 1.0 + np.append(kept, 1.0) @ self.slowed
+
+
+def _followed(evidence: Evidence) -> Bools:
+    """``(n,)`` True for requests that are simulated: answered, or timed out after ``prepare``, so of a known size."""
+    rows = evidence.rows
+    answered = (evidence.batch_of >= 0) & (rows["status"] == Status.OK)
+    given_up = (rows["prepare_ns"] > 0) & (rows["status"] == Status.TIMEOUT)
+    return np.asarray((rows["warmup"] == 0) & (answered | given_up), dtype=np.bool_)
 
 
 class Forecast:
@@ -165,11 +179,14 @@ class Forecast:
         )
         self._evidence, self._books = evidence, books
         self._schedule = record.traffic.arrival_ns
-        self.measured = summarize_ms(record.latencies_ns())
+        limit_ms = record.traffic.deadline_ms
+        usual_ms = record.meta.settings.timeout_ms or math.inf
+        self._patience = 1e6 * np.where(np.isnan(limit_ms), usual_ms, limit_ms)
+        self.measured = summarize_ms(evidence.rows["latency_ns"][_followed(evidence)])
         self._use(_BatchTime.of(evidence))
 
     def _use(self, model: _BatchTime) -> None:
-        self._model, self._work = model, _Work(self._evidence, self._books, model)
+        self._model, self._work = model, _Work(self._evidence, self._books, model, self._patience)
         self.simulated = summarize_ms(self.latencies(self.serving))
 
     def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float]) -> None:
@@ -229,7 +246,8 @@ class Forecast:
     def at_times(self, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
         """Waits and latencies in nanoseconds if requests arrive at other times, with the settings that ran.
 
-        A wait is the time before ``prepare`` and from its end until the request's batch closes.
+        No caller gives up: who does has waited at least as long. A wait is the time before ``prepare`` and from its
+        end until the request's batch closes.
 
         :param arrival: of each position of the schedule, which repeats if there are more; positions without a latency
             in the record use other requests' properties.
@@ -240,7 +258,7 @@ class Forecast:
             return np.zeros(0), np.zeros(0)
         row = np.arange(max(len(self._schedule), int(index.max()) + 1)) % n
         row[index] = np.arange(n)
-        return self._serve(self.serving, row[np.arange(len(arrival)) % len(row)], arrival, rotated)
+        return self._serve(self.serving, row[np.arange(len(arrival)) % len(row)], arrival, rotated, patient=True)
 
     def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
         """Summary of :meth:`latencies`, in milliseconds."""
@@ -332,8 +350,13 @@ class Forecast:
                 predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean()) * shared
         return measured / predicted if predicted > 0 and measured > 0 else float("nan")
 
-    def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
-        """Waits and latencies of some requests that arrive at these times, each sent with its recorded delay."""
+    def _serve(
+        self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0, *, patient: bool = False
+    ) -> tuple[Floats, Floats]:
+        """Waits and latencies of some requests that arrive at these times, each sent with its recorded delay.
+
+        :param patient: no caller gives up.
+        """
         work, model = self._work, self._model
         prepare, pauses, slowed = work.met(serving.without)
         prepare = prepare[some]
@@ -345,8 +368,15 @@ class Forecast:
         stopped: list[float] = np.roll(pauses, rotated)[turn].tolist()
         slower: list[float] = np.roll(slowed, rotated)[turn].tolist()
         closed, ended = [0.0] * len(order), [0.0] * len(order)
+        expires: list[float] = (arrival[order] + (math.inf if patient else work.patience[turn])).tolist()
 
         def finish_batch(members: Sequence[int], closing: float) -> float:
+            if closing > min(map(expires.__getitem__, members)):
+                for member in members:
+                    closed[member] = ended[member] = closing
+                members = [member for member in members if closing <= expires[member]]
+                if not members:
+                    return closing
             # The machine's slowdown is recorded by request: a new batch gets the mean of its members'.
             pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
             clock = closing + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
