@@ -132,15 +132,15 @@ class Findings:
             if fix.id in trial.configuration.fixes and trial.configuration.fixes != best.fixes
         ]
         # Refused answers say nothing about a fix that keeps them.
-        trial = next((trial for trial in trials if fix.changes_outputs or not trial.refused), None)
-        if trial is None:
+        told = next((each for each in trials if fix.changes_outputs or not each.refused), None)
+        if told is None:
             return self._measured_step(fix) or self._unmeasured_step(fix, trials, ended)
-        status, reason, tried = trial.status, trial.reason, trial.configuration
+        status, reason, tried = told.status, told.reason, told.configuration
         if tried.words != fix.id:
             reason = f"tried as {tried.words}: {reason}"
         if status == "kept":
             status, reason = "no_gain", SURPASSED + reason
-        return _trial_step(fix, trial, status, reason, tried, tried.fixes)
+        return _trial_step(fix, told, status, reason, tried, tried.fixes)
 
     def _measured_step(self, fix: Fix) -> Step | None:
         ways = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
