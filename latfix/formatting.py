@@ -13,6 +13,8 @@ from latfix.lower_bound import AtLeast, in_unit
 NONE = "–"
 #: Shown for a figure that has no lower bound because too many requests were lost.
 LOST = "lost"
+#: An interval whose ends differ by this factor bounds nothing.
+_UNBOUNDED = 1e6
 
 #: Format characters that scripts and emoji need and that cannot reorder text.
 _JOINERS = frozenset("\u200c\u200d")
@@ -152,10 +154,15 @@ def percent(value: object) -> str:
 
 
 def interval(bounds: object) -> str:
-    """``[180, 240]``; ``≥ 180`` if only the lower bound is known, else a dash if a bound is missing."""
+    """``[180, 240]``; ``≥ 180`` if only the lower bound is known, else a dash if a bound is missing.
+
+    ``unbounded`` if the ends are so far apart that they tell nothing: two rounds that differ by a large factor.
+    """
     pair = interval_bounds(bounds)
     if pair is None and (low := lower_end(bounds)) is not None:
         return f"≥ {significant(low)}"
+    if pair is not None and 0 < _UNBOUNDED * pair[0] < pair[1]:
+        return "unbounded"
     return NONE if pair is None else f"[{significant(pair[0])}, {significant(pair[1])}]"
 
 
@@ -220,6 +227,8 @@ def speed_range(bounds: object) -> str:
         return f"at most {speed_words(high)}" if high else ""
     if not high:
         return f"at least {speed_words(low)}"
+    if _UNBOUNDED * low < high:
+        return "unbounded"
     first, last = _speed(low), _speed(high)
     if first == last:
         return speed_words(low)

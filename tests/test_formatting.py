@@ -70,6 +70,11 @@ def test_an_interval_with_an_open_upper_end_shows_the_lower_one(end: float | Non
     assert figures.uncertain_bounds((28.8, end)) == "at least 28.8"
 
 
+def test_an_interval_that_bounds_nothing_is_called_that() -> None:
+    assert figures.interval((3e-15, 6e9)) == figures.speed_range((3e-15, 6e9)) == "unbounded"
+    assert figures.interval((0.004, 900.0)) == "[0.00400, 900]"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(203.0, "210"), (210.0, "220"), (0.0412, "0.042"), (99.6, "100"), (1234.0, "1300"), (8.0, "8.1"), (1, "1.1")],

@@ -9,11 +9,13 @@ import numpy as np
 
 from latfix.formatting import interval, percent
 from latfix.formatting import ratio as ratio_words
+from latfix.gates.evaluate import MOST_LOST
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.screening_windows import join
 from latfix.stages import Status
 from latfix.statistics.decision import SCREENING, RatioEstimate
+from latfix.statistics.latency_summary import summarize_ms
 
 #: Smallest change of tail and mean that is worth a setting.
 SMALLEST = 0.05
@@ -26,9 +28,6 @@ _CLEARLY = 1.25
 #: A change whose 95 % interval lies beyond this counts although the wider bounds include 1: a service does not differ
 #: from itself that much, and the final replay tests it.
 _LARGE = 0.8
-#: Maximum additional share of requests that do not end ok.
-_MOST_LOST = 0.01
-
 
 Pairs = Sequence[tuple[RunRecord, RunRecord]]
 
@@ -48,23 +47,36 @@ def decide(comparison: Comparison, goal: str = SCREENED) -> tuple[str, str]:
     tail, mean = comparison.ratio[key], comparison.ratio["mean"]
     figures = ", ".join(f"{each} {shown(comparison.ratio[each])}" for each in dict.fromkeys((key, "mean")))
     lost = comparison.before.success - comparison.after.success
-    if lost > _MOST_LOST:
+    if lost > MOST_LOST:
         return "rejected", f"{100 * lost:.1f} % more of the requests did not end ok; {figures}"
     (tail_lo, tail_hi), (mean_lo, mean_hi) = tail.bounds, mean.bounds
-    # The mean covers only requests that ended ok: losing more of them must not count as a gain.
-    mean_counts = tail.value <= 1 and lost <= 0
+    # The mean covers only requests that ended ok: losing more must not count as a gain, nor fewer as a loss.
+    mean_counts, mean_counts_against = tail.value <= 1 and lost <= 0, lost >= -MOST_LOST
     tail_counts = key != "mean" or mean_counts
-    if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1):
+    if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1 and mean_counts_against):
         return "rejected", f"worse: {figures}"
     if (tail_hi < 1 and tail_counts) or (mean_hi < 1 and mean_counts):
         return "kept", figures
     if (tail.hi < _LARGE and tail_counts) or (mean.hi < _LARGE and mean_counts):
         return "kept", f"a large gain: {figures}"
-    if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1):
+    if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1 and mean_counts_against):
         return "rejected", f"worse: {figures}"
     if all(1 - SMALLEST <= end <= 1 + SMALLEST for end in (tail_lo, tail_hi, mean_lo, mean_hi)):
         return "no_gain", f"no difference larger than {percent(SMALLEST)}: {figures}"
     return "undecided", f"the data cannot tell: {figures}"
+
+
+def waited_ms(pairs: Pairs) -> tuple[dict[str, float], dict[str, float]]:
+    """Latencies of both arms, in which requests that timed out count as slow as they had waited.
+
+    Those of the others alone would be lower the more requests time out.
+    """
+    found = []
+    for record in map(join, zip(*pairs, strict=True)):
+        status = record.requests["status"]
+        kept = record.measured & ((status == Status.OK) | (status == Status.TIMEOUT))
+        found.append(summarize_ms(record.requests["latency_ns"][kept]))
+    return found[0], found[1]
 
 
 def decide_cold(pairs: Pairs) -> tuple[str, str]:

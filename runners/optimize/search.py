@@ -37,7 +37,7 @@ from latfix.runners.optimize.configuration import Alternative, Choice, Configura
 from latfix.runners.optimize.findings import Findings, Trial
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Planner, goal_score, ratios, way
-from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
+from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold, waited_ms
 from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
@@ -632,7 +632,7 @@ class Search:
         pairs = bench.screen(self.arm, candidate, cold=cold)
         comparison = compare_windows(pairs, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal)
-        gained = goal_score(self.goal, ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
+        gained = goal_score(self.goal, ratios(*waited_ms(pairs)))
         prediction, paces = None, tuple[float, ...]()
         if planner is not None and not cold and planner.knows(self.best) and planner.knows(configuration):
             now, then = (planner.predict(each, bench.window_bounds) for each in (self.best, configuration))

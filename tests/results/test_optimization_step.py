@@ -16,7 +16,7 @@ from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step, ablation
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold, shown
+from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold, shown, waited_ms
 from latfix.stages import Status
 from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
@@ -109,6 +109,21 @@ def test_the_goal_takes_the_place_of_the_tail(goal: str, p95: Bounds, mean: Boun
     found = comparison(p95, mean, lost=lost)
     found = replace(found, ratio={**found.ratio, "p50": found.ratio["mean"]})
     assert decide(found, goal)[0] == status
+
+
+def test_a_mean_of_more_of_the_requests_is_not_worse() -> None:
+    """Before, 100 of them were lost, the slow ones: the others had the lower mean."""
+    found = replace(comparison(WIDE, WORSE), before=summary(900, 100))
+    assert decide(found)[0] == "undecided"
+    assert decide(replace(found, before=summary(995, 5)))[0] == "rejected"
+
+
+def test_requests_that_timed_out_count_as_slow_as_they_had_waited() -> None:
+    lossy, whole = _record(np.full(100, 20.0), "a"), _record(np.full(100, 30.0), "a")
+    lossy.requests["latency_ns"][:50] = 50_000_000
+    lossy.requests["status"][:50] = Status.TIMEOUT
+    before, after = waited_ms([(lossy, whole)] * 2)
+    assert (before["mean"], after["mean"]) == (35.0, 30.0)
 
 
 def test_lost_requests_are_no_gain_in_latency() -> None:

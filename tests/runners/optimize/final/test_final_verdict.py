@@ -157,6 +157,10 @@ def test_an_undecided_plan_that_was_slower_is_rejected(
     if untested:
         outcome.steps = [replace(step, comparison=None) for step in outcome.steps]
     assert outcome.refuted is refuted and outcome.verdict == "inconclusive"
+    if not untested and judged[1] < 1 < mean[1]:  # of more of the requests, slow ones among them, it is not slower
+        lossy = replace(outcome.final.before, requests={"ok": 80, "timeout": 20})
+        outcome.final = replace(outcome.final, before=lossy)
+        assert not outcome.refuted
 
 
 @pytest.mark.parametrize(("measured", "divided"), [(1.3, False), (1.001, False), (0.6, True)])
