@@ -1,4 +1,4 @@
-"""How work grows with its inputs: squares, roots, products, bends and steps, each of which must predict better.
+"""How work grows with its inputs: squares, products, maxima, bends and steps, each of which must predict better.
 
 Terms are added one by one to a model of work (:mod:`latfix.profilers.evidence.work_model`). A term is kept only if it
 predicts parts of the run that its fit did not see so much better that chance does not explain it. All terms grow with
@@ -27,6 +27,8 @@ _AS_GOOD = 0.98
 _FAULT = 8.0
 #: Where bends are looked for, as quantiles of the input; lengths of the stretches beside a step, likewise.
 _BENDS, _BESIDE, _LEAST_BESIDE = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95), (0.02, 0.08, 0.25), 6
+#: Shares of requests in which the second of two inputs is the larger one after its factor.
+_TURNS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 #: Multiples to which inputs are padded.
 _MULTIPLES = (8, 16, 32, 64, 128, 256, 512, 1024)
 #: Least distinct values of an input that is more than a few kinds.
@@ -38,8 +40,8 @@ class Term:
     """A column that grows with one input, or with two.
 
     :param inputs: their names.
-    :param form: one of :data:`_FORMS`, or ``product``.
-    :param at: where it bends or steps, or the multiple to which it is padded.
+    :param form: one of :data:`_FORMS`, or of two inputs one of :data:`_PAIRS`.
+    :param at: where it bends or steps, the multiple to which it is padded, or the factor of the second input.
     """
 
     inputs: tuple[str, ...]
@@ -48,13 +50,13 @@ class Term:
 
     def column(self, values: Mapping[str, Floats]) -> Floats:
         """``(n,)`` of inputs ``(n,)`` each, by name."""
-        first = values[self.inputs[0]]
-        return first * values[self.inputs[1]] if self.form == "product" else _FORMS[self.form](first, self.at)
+        first, *second = (values[name] for name in self.inputs)
+        return _PAIRS[self.form](first, *second, self.at) if second else _FORMS[self.form](first, self.at)
 
     @property
     def words(self) -> str:
         """What the work follows, for evidence."""
-        return _WORDS[self.form].format(*self.inputs, at=f"{self.at:.6g}")
+        return _WORDS[self.form].format(*self.inputs, at=self.at).replace(", 1 × ", ", ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,24 @@ _FORMS: dict[str, Callable[[Floats, float], Floats]] = {
     "multiple": lambda x, at: np.ceil(x / at) * at,
     "power of 2": lambda x, _: np.exp2(np.ceil(np.log2(np.maximum(x, 1.0)))),
 }
+_PAIRS: dict[str, Callable[[Floats, Floats, float], Floats]] = {
+    "product": lambda x, y, _: x * y,
+    "larger": lambda x, y, at: np.maximum(x, at * y),
+    "smaller": lambda x, y, at: np.minimum(x, at * y),
+}
 _WORDS = {
     "itself": "{0}",
     "square": "{0}²",
     "root": "√{0}",
     "log": "log {0}",
-    "beyond": "{0} beyond {at}",
-    "up to": "{0} up to {at}",
+    "beyond": "{0} beyond {at:.6g}",
+    "up to": "{0} up to {at:.6g}",
     "above": "steps of {0}",
-    "multiple": "{0} in multiples of {at}",
+    "multiple": "{0} in multiples of {at:.6g}",
     "power of 2": "{0} in powers of 2",
     "product": "{0} × {1}",
+    "larger": "max({0}, {at:.3g} × {1})",
+    "smaller": "min({0}, {at:.3g} × {1})",
 }
 
 
@@ -181,7 +190,11 @@ def _candidates(values: Mapping[str, Floats], kinds: Mapping[str, Floats], left:
             most = float(np.quantile(x, 0.95))
             yield from (Term((name,), "multiple", float(at)) for at in _MULTIPLES if at < most)
             yield Term((name,), "power of 2")
-    yield from (Term(pair, "product") for pair in combinations(values, 2))
+    for pair in combinations(values, 2):
+        yield Term(pair, "product")
+        first, second = (values[name] for name in pair)
+        ratios = np.quantile((first / np.maximum(second, 1e-12))[second > 0], _TURNS) if second.any() else []
+        yield from (Term(pair, form, float(at)) for form in ("larger", "smaller") for at in (1.0, *ratios))
     yield from (Term((name, kind), "product") for name in values for kind in kinds)
 
 

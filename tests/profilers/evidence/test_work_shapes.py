@@ -30,6 +30,8 @@ SHAPES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "tiles": lambda side, _: 60 + 128 * np.ceil(side / 128),
     "powers": lambda side, _: 60 + np.exp2(np.ceil(np.log2(side))),
     "step": lambda side, _: np.where(side > 333, 700.0, 100.0),
+    "larger": lambda side, rows: 60 + np.maximum(side, 70 * rows),
+    "smaller": lambda side, rows: 60 + np.minimum(side, 90 * rows),
 }
 
 
@@ -104,6 +106,14 @@ def test_an_input_that_matters_on_one_route_is_a_product_with_it() -> None:
     terms = earned_terms(inputs, {"route /a": on}, [Term(("route /a",))], of_requests(time.astype(np.int64), N))
     assert Term(("side", "route /a"), "product") in terms
     assert "side × route /a" in [term.words for term in terms]
+
+
+def test_of_two_inputs_in_one_unit_the_larger_is_named_without_a_factor() -> None:
+    rng = np.random.default_rng(5)
+    inputs = {name: np.rint(rng.lognormal(5, 0.6, N)) for name in ("reads", "writes")}
+    time = 1e5 * (60 + np.maximum(*inputs.values())) * rng.lognormal(0, 0.05, N)
+    terms = earned_terms(inputs, {}, (), of_requests(time.astype(np.int64), N))
+    assert [term.words for term in terms] == ["max(reads, writes)"]
 
 
 def test_an_input_of_few_requests_is_found() -> None:
