@@ -102,7 +102,7 @@ def _unknown(recorded: Recorded) -> InputError:
             f"the first {file.path.name} ({reader.reads})"
         )
         return InputError(
-            f"{recorded.path}: found {result}; expected one file of them (parts of one log: join them with cat)"
+            f"{recorded.path}: found {result}; expected one file of them (parts of one log: join them, text with cat)"
         )
     if recorded.path.is_file() and (model := misnamed(recorded.path)):
         return InputError(f"{recorded.path}: found {model}")
@@ -110,6 +110,6 @@ def _unknown(recorded: Recorded) -> InputError:
         return InputError(f"{recorded.path}: found {advice}")
     return InputError(
         f"{recorded.path}: found {result}; expected a workload, a model file or a recording (torch.profiler's trace, "
-        "Nsight Systems' export, an access log, spans, results of a load generator, CSV or JSON Lines with a "
+        "Nsight Systems' export, an access log, spans, results of a load generator, Parquet, CSV or JSON Lines with a "
         "latency); --pattern REGEX reads any log with one line per request"
     )

@@ -40,7 +40,7 @@ class ReadOptions:
 #: Options that apply to some kinds of recordings only, and what each expects.
 OF_A_KIND: Mapping[str, str] = {
     "--step": "a recording of a device",
-    "--map": "a log whose columns may have any name: CSV, JSON Lines or text",
+    "--map": "a log whose columns may have any name: Parquet, CSV, JSON Lines or text",
     "--pattern": "one file with a text log",
 }
 

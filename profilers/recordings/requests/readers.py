@@ -15,6 +15,7 @@ from latfix.errors import InputError, input_error
 from latfix.formatting import counted
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests import findings
+from latfix.profilers.recordings.requests.columns import parquet_table
 from latfix.profilers.recordings.requests.columns.column_roles import PER_REQUEST
 from latfix.profilers.recordings.requests.formats import (
     access_log,
@@ -57,7 +58,6 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
     (rb"\A([-\d.:TZ]+[,;\t|]){1,50}[-\d.]+\r?\n", "rows of numbers without a header; put a line with their names "
      "before them, such as arrival_s,latency_ms,size"),
-    (rb"\APAR1", "a Parquet file; write it as CSV, with pandas.read_parquet(FILE).to_csv(...)"),
     (rb'\A\s*\{(?s:.*)"\w*(p\(?\d\d\)?|mean|median|avg|average)\w*"\s*:',
      f"figures of many requests; {PER_REQUEST}"),
     (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
@@ -170,7 +170,7 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
             return read(path, options)
     if advice := advice_on(head):
         raise InputError(f"{path}: found {advice}")
-    expected = "an access log, CSV or JSON Lines of requests, or results of a load generator"
+    expected = "an access log, Parquet, CSV or JSON Lines of requests, or results of a load generator"
     raise input_error(path, None, "no log of requests", expected, "--pattern REGEX reads any with a request per line")
 
 
@@ -276,6 +276,7 @@ def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
 
 #: Logs with one entry per request.
 _LOGS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    mapped_log.PARQUET: (parquet_table.knows, lambda path, options: mapped_log.read(path, options.mapping)),
     har.NAME: (har.knows, _unmapped(har.NAME, har.read)),
     aiperf.NAME: (aiperf.knows, _unmapped(aiperf.NAME, aiperf.read)),
     vllm.BENCH: (vllm.knows_bench, _unmapped(vllm.BENCH, vllm.read_bench)),
@@ -288,7 +289,7 @@ _LOGS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions],
     mapped_log.NAME: (mapped_log.knows, lambda path, options: mapped_log.read(path, options.mapping)),
 }
 #: Those with known fields.
-_FIXED = tuple(name for name in _LOGS if name not in (text_log.NAME, mapped_log.NAME))
+_FIXED = tuple(name for name in _LOGS if name not in (text_log.NAME, mapped_log.NAME, mapped_log.PARQUET))
 #: Formats of spans, by name.
 _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]] = {
     otlp_spans.NAME: (otlp_spans.knows, otlp_spans.read),
@@ -300,6 +301,7 @@ _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]
 TEXT_LOG = _reader_of_log(text_log.NAME, "--map", "--pattern")
 
 READERS: tuple[Reader, ...] = (
+    _reader_of_log(mapped_log.PARQUET, "--map"),
     Reader(
         kind="requests",
         reads="a folder with one of these and vLLM's log with its iterations",

@@ -81,7 +81,6 @@ def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
             "figures of many requests; give a result",
         ),
         (b'<?xml version="1.0"?>\n<testResults version="1.2">', "have it write CSV"),
-        (b"PAR1\x15\x04", "a Parquet file; write it as CSV"),
         (b"INFO 03-10 09:00:00 [loggers.py:118] Avg prompt throughput: 5.1 tokens/s\n", "without how long each"),
         (b'INFO: 127.0.0.1:5 - "GET /x HTTP/1.1" 200 OK\n', "requests without how long each took"),
         (b'web-1  | {"level": "info", "duration_ms": 5}\n', "lines of JSON behind something else; cut that off: sed"),

@@ -1,4 +1,4 @@
-"""Custom logs: CSV or JSON Lines whose columns are known by name or by ``--map``.
+"""Custom logs: Parquet, CSV or JSON Lines whose columns are known by name or by ``--map``.
 
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
 ``first`` (time to the first chunk), ``dispatch``, ``status``, ``cancelled`` (the client left), ``route``, ``server``,
@@ -19,7 +19,7 @@ from typing import Any
 
 from latfix.errors import input_error
 from latfix.profilers.recordings.reader import recorded_at
-from latfix.profilers.recordings.requests.columns import csv_table
+from latfix.profilers.recordings.requests.columns import csv_table, parquet_table
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST, Block, cells_of
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, Blocks, read_blocks
 from latfix.profilers.recordings.requests.columns.usual_names import ARRIVAL, END, FIGURE, LATENCY, WHOLE, is_called
@@ -35,6 +35,7 @@ from latfix.profilers.recordings.requests.text_source import (
 )
 from latfix.traffic.derived_features import parse_map_option
 
+PARQUET = "Parquet with a latency (--map latency=COLUMN)"
 NAME = "CSV or JSON Lines with a latency (--map latency=COLUMN)"
 _MAPPING = 'ROLE=COLUMN or ROLE=EXPRESSION, as in latency_ms=took or size="bytes / 1000"'
 _AT_ONCE, _FIRST_RECORDS = 100_000, 1_000
@@ -44,8 +45,8 @@ _WITHIN = re.compile(rb"\"\s*:\s*\[\s*\{\s*\"|(?i:latenc|duration|elapsed|_times
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as JSON Lines, as a list of objects, as a document with requests, or as CSV."""
-    if begins_with_object(head) is not None or _LIST.match(head):
+    """True if a file begins as Parquet, JSON Lines, a list of objects, a document with requests, or CSV."""
+    if parquet_table.knows(head) or begins_with_object(head) is not None or _LIST.match(head):
         return True
     return _WITHIN.search(head) is not None if _is_document(head) else csv_table.knows(head)
 
@@ -75,7 +76,11 @@ def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
 
 def _opened(path: Path, bad: BadLines, others: OtherLines) -> tuple[Mapping[str, Any], Blocks, Iterable[str]]:
     """The columns with one value of each, what reads them in blocks, and notes."""
-    if recorded_at(path).head.lstrip()[:1] in (b"{", b"["):
+    head = recorded_at(path).head
+    if parquet_table.knows(head):
+        columns = parquet_table.columns_of(path)
+        return columns, lambda wanted, _needed, _marks: parquet_table.blocks_of(path, wanted), ()
+    if head.lstrip()[:1] in (b"{", b"["):
         return _first_values(path), lambda wanted, _, marks: _json_blocks(path, wanted, marks, bad, others), ()
     columns = csv_table.columns_of(path)
     names = tuple(columns)

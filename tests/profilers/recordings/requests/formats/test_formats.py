@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -717,6 +718,48 @@ def test_columns_with_known_names(tmp_path: Path) -> None:
     assert table.routes == ("m0", "m1")
 
 
+def parquet_bytes(**columns: Any) -> bytes:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    out = pa.BufferOutputStream()
+    parquet.write_table(pa.table(columns), out)
+    return bytes(out.getvalue())
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_columns_of_parquet(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    import pyarrow as pa
+
+    begun = datetime(2026, 11, 22, 10, tzinfo=UTC)
+    content = parquet_bytes(
+        start=[begun, begun + timedelta(seconds=1), begun + timedelta(seconds=2)],
+        took=[timedelta(milliseconds=250), timedelta(milliseconds=300), None],
+        http=[{"request": {"bytes": k}, "headers": ["a"]} for k in (7, 8, 9)],
+        status=pa.array([200.0, 500.0, None]),
+        route=pa.array(["/a", "/b", "/b"]).dictionary_encode(),
+        raw=[b"\xff"] * 3,
+        db_ms=pa.array([1.5, 2.5, None], pa.float32()),
+    )
+    table = table_of(tmp_path, compress(content), "size=http.request.bytes", "latency=took", "db_ms=db_ms")
+    assert table.latency_ns.tolist() == [250 * MS, 300 * MS]
+    assert table.arrival_ns.tolist() == [0, S]
+    assert table.features["size"].tolist() == [7, 8]
+    assert table.parts["db"].tolist() == [1_500_000, 2_500_000]
+    assert table.status.tolist() == [Status.OK, Status.ERROR] and table.routes == ("/a", "/b")
+    assert table.notes[0].startswith("1 line was left out, the first in line 3")
+
+
+def test_parquet_of_several_blocks_and_of_none(tmp_path: Path) -> None:
+    n = 70_000
+    table = table_of(tmp_path, parquet_bytes(latency_ms=[*range(n)], arrival_s=[*range(n)]))
+    assert table.latency_ns.tolist() == [k * MS for k in range(n)]
+    with pytest.raises(InputError, match="found no requests"):
+        table_of(tmp_path, parquet_bytes(latency_ms=[], arrival_s=[]))
+    with pytest.raises(InputError, match="found columns bytes, route; .*--map latency_ms=COLUMN"):
+        table_of(tmp_path, parquet_bytes(bytes=[1], route=["/a"]))
+
+
 def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
     lines = [
         json.dumps({"when": f"2026-11-22T10:00:0{k}Z", "took": {"total": 0.25, "db": 20}, "request_bytes": k})
@@ -766,6 +809,7 @@ WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "prometheus": ("requests", HISTOGRAM.encode),
     "nginx": ("requests", lambda: "".join(NGINX.format(k, 200, "0.250") for k in range(9)).encode()),
     "csv": ("requests", lambda: b"ts,latency_ms\n" + b"".join(b"%d,5\n" % k for k in range(9))),
+    "parquet": ("requests", lambda: parquet_bytes(ts=[*range(9)], latency_ms=[5] * 9)),
 }
 
 
