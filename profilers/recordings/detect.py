@@ -110,6 +110,6 @@ def _unknown(recorded: Recorded) -> InputError:
         return InputError(f"{recorded.path}: found {advice}")
     return InputError(
         f"{recorded.path}: found {result}; expected a workload, a model file or a recording (torch.profiler's trace, "
-        "Nsight Systems' export, an access log, spans, results of a load generator, Parquet, CSV or JSON Lines with a "
-        "latency); --pattern REGEX reads any log with one line per request"
+        "Nsight Systems' export, an access log, spans, results of a load generator, Parquet, CSV or JSON Lines with "
+        "a latency); --pattern REGEX reads any log with one line per request"
     )

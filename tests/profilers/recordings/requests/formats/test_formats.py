@@ -756,7 +756,7 @@ def test_parquet_of_several_blocks_and_of_none(tmp_path: Path) -> None:
     assert table.latency_ns.tolist() == [k * MS for k in range(n)]
     with pytest.raises(InputError, match="found no requests"):
         table_of(tmp_path, parquet_bytes(latency_ms=[], arrival_s=[]))
-    with pytest.raises(InputError, match="found columns bytes, route; .*--map latency_ms=COLUMN"):
+    with pytest.raises(InputError, match=r"found columns bytes, route; .*--map latency_ms=COLUMN"):
         table_of(tmp_path, parquet_bytes(bytes=[1], route=["/a"]))
 
 
