@@ -140,7 +140,7 @@ def convert_command(
 
 @traffic_app.command("import")
 def import_command(
-    source: Annotated[Path, typer.Argument(metavar="LOG", help="An access log, or a table (Parquet, CSV, JSON Lines).")],
+    source: Annotated[Path, typer.Argument(metavar="LOG", help="An access log, Parquet, CSV or JSON Lines.")],
     target: Annotated[
         Path | None,
         typer.Argument(metavar="OUT", help="A .jsonl, .csv or .parquet file; default: LOG.traffic.jsonl."),

@@ -22,6 +22,8 @@ _FIRST_ROWS, _BLOCK_BYTES = 10, 1 << 23
 _IN_NAMES = re.compile(r"^[^\W\d](?!.*: )[\w@.\- /()\[\]%#:+]*$|^@[\w.]+$")
 #: The name of a column whose name was there before.
 _COPY = re.compile(r"#\d+$")
+#: Lines between the rows of a drawn table (Markdown, psql, MySQL), and the one behind them.
+_RULE = re.compile(r"[\s|+:=-]*-[\s|+:=-]*$|\(\d+ rows?\)|\d+ rows? in set\b")
 #: JMeter's column that shows that a row is a transaction, and how it begins then.
 _MESSAGE, _SUM = "responseMessage", "Number of samples in transaction"
 
@@ -70,7 +72,8 @@ def blocks_of(
     import pyarrow as pa
 
     def skip(row: Any) -> str:
-        bad.add((row.number or 0) + before, shown(row.text or "", 40))
+        if not _RULE.match(row.text or ""):
+            bad.add((row.number or 0) + before, shown(row.text or "", 40))
         return "skip"
 
     before, _, delimiter = _header(recorded_at(path).head)
@@ -114,17 +117,19 @@ def _text(head: bytes) -> str:
 def _header(head: bytes) -> tuple[int, str, str]:
     """How many lines are before the rows of a table, the one with the names of its columns, and its delimiter.
 
-    Comments may come before it, or be it, and Excel's line with the delimiter.
+    Comments may come before it, or be it, and Excel's line with the delimiter; a rule before and after it.
     """
     before, header, comment = 1, "", ""
-    for count, line in enumerate(_text(head).split("\n"), 1):
-        if not line.startswith(("#", "sep=")):
+    lines = _text(head).split("\n")
+    for count, line in enumerate(lines, 1):
+        if not line.startswith(("#", "sep=")) and not _RULE.match(line):
             before, header, named = count, line.rstrip("\r"), comment.strip("# \r")
             cells = (each.count(_delimiter(each)) for each in (line, named))
             if comment.startswith("#") and line[:1].isdigit() and len(set(cells)) == 1:
                 before, header = count - 1, named
             break
         comment = line
+    before += before < len(lines) and _RULE.match(lines[before]) is not None
     return before, header, _delimiter(header)
 
 
@@ -145,17 +150,19 @@ def _without_sums(rows: Any, numbers: Sequence[int], others: OtherLines) -> tupl
 
 
 def _with_points(column: Any) -> Any:
-    """A column with decimal points for decimal commas, and without commas that separate thousands.
+    """A column without blanks around its values, commas that separate thousands, and decimal commas (now points).
 
     Those are in numbers of four digits and more only, before three digits each.
     """
     import pyarrow.compute as pc
 
+    column = pc.ascii_trim_whitespace(column)
+
     def number(pattern: str) -> Any:
         return pc.match_substring_regex(column, pattern)
 
-    commas, whole = number(r"^\s*-?\d+,\d+\s*$"), number(r"^\s*-?\d+\s*$")
-    thousands, points = number(r"^\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*$"), number(r"^\s*-?\d+\.\d+\s*$")
+    commas, whole = number(r"^-?\d+,\d+$"), number(r"^-?\d+$")
+    thousands, points = number(r"^-?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$"), number(r"^-?\d+\.\d+$")
     empty = pc.equal(column, "")
     numbers = len(column) - empty.true_count
     three = thousands.true_count >= commas.true_count and (points.true_count or whole.true_count)
@@ -163,7 +170,7 @@ def _with_points(column: Any) -> Any:
         return pc.replace_substring(column, ",", "")
     if not commas.true_count or commas.true_count + whole.true_count < numbers:
         return column
-    return pc.replace_substring_regex(column, r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2")
+    return pc.replace_substring_regex(column, r"^(-?\d+),(\d+)$", r"\1.\2")
 
 
 class _CountedLines(io.RawIOBase):

@@ -52,8 +52,9 @@ def _blocks(path: Path, wanted: Sequence[str] | None = None) -> Iterator[dict[st
             table = parquet.ParquetFile(file)
             yield _texts_of(table.schema_arrow.empty_table())
             for batch in table.iter_batches(columns=wanted, use_threads=False):
+                batch.validate(full=True)  # texts are UTF-8
                 yield _texts_of(pa.Table.from_batches([batch]))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         damaged(path, EXPECTED, f"Parquet that is damaged or cut off ({error})")
 
 

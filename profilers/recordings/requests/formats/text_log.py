@@ -3,9 +3,9 @@
 The groups are columns as in :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
 ``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS load balancers, gin (Ollama),
 TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6, Gatling's
-``simulation.log``, Traefik's common format, Squid's, S3's, uWSGI's, the W3C's extended format (IIS, CloudFront), and
-lines of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern`` reads any other format. Lines that do not match
-are skipped and counted.
+``simulation.log``, Traefik's common format, Squid's, S3's, uWSGI's, PostgreSQL's, the W3C's extended format (IIS,
+CloudFront), tables padded with blanks, and lines of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern``
+reads any other format. Lines that do not match are skipped and counted.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from latfix.formatting import shown
 from latfix.profilers.recordings.reader import opened, recorded_at
 from latfix.profilers.recordings.requests.columns.column_roles import Block, dependencies_among
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, read_blocks
+from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
 from latfix.profilers.recordings.requests.formats import access_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines
+from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines, column_name
 from latfix.traffic.derived_features import parse_map_option
 
 NAME = (
     "a text log of HAProxy, AWS, gin or Ollama, TorchServe, Ray Serve, BentoML, TGI, k6, Gatling, Traefik, Squid, "
-    "S3, uWSGI, IIS or CloudFront, key=value lines, or any other (--pattern REGEX)"
+    "S3, uWSGI, PostgreSQL, IIS or CloudFront, a table with blanks, key=value lines, or any other (--pattern REGEX)"
 )
 _CHUNK_BYTES = 1 << 24
 #: Characters of a line by which its format is recognized.
 _LOOKED_AT = 1 << 13
 #: A line of ``key=value`` pairs has at least this many.
 _LEAST_PAIRS = 3
+#: Rows by which a table with blanks is recognized.
+_ROWS = 50
 _PAIR = re.compile(r'(?:^|\s)([A-Za-z_][\w.\-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 #: The time at the start of a line, and the name of its column. Loggers write a line when the request ends.
 _LINE_TIME, _LINE_STARTS = "line_time", r"^(?P<quoted>\d{4}-\d\d-\d\d[T ][\d:.,]{8,}(?:Z|[+-]\d\d:?\d\d)?)"
@@ -56,11 +59,13 @@ class _Format:
 
     :param pattern: in the syntax that Python and RE2 share.
     :param meaning: roles as ``--map`` gives them; groups that are named after a role need none.
+    :param header: a line that matches, but is no request.
     """
 
     writer: str
     pattern: str
     meaning: Mapping[str, str] = field(default_factory=dict)
+    header: str = ""
 
 
 _FORMATS: tuple[_Format, ...] = (
@@ -152,6 +157,12 @@ _FORMATS: tuple[_Format, ...] = (
         r'\[(?P<arrival>[^\]]{9,40})\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) '
         r'.*" (?P<latency_ms>\d+)ms$',
     ),
+    # On standard error, or as CSV. The time at which the statement ended, in a zone with a name.
+    _Format(
+        "PostgreSQL",
+        r'^(?P<end>\d{4}-\d\d-\d\d [\d:.]{8,12}) .*\bduration: (?P<latency_ms>[\d.]+) ms'
+        r'(?:  (?:statement|execute [^:]*): (?P<route>\w+)|\s*$|",)',
+    ),
     # Before the name the groups; until 3.3 also the number of the user, until 2.3 also the scenario.
     _Format(
         "Gatling",
@@ -193,7 +204,7 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
     skipped = OtherLines()
 
     def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[Block]:
-        return _blocks(path, extract, wanted, needed, skipped)
+        return _blocks(path, extract, wanted, needed, skipped, known.header if known else "")
 
     table = read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
     notes = (*table.notes, *skipped.notes())
@@ -211,7 +222,8 @@ def _format_of(lines: Sequence[str]) -> _Format | None:
         return _extended(extended, lines)
     if header := next((line for line in lines if line.startswith(_K6_HEADER)), None):
         return _k6(header)
-    return next((each for each in _FORMATS if any(re.search(each.pattern, line) for line in lines)), None)
+    found = next((each for each in _FORMATS if any(re.search(each.pattern, line) for line in lines)), None)
+    return found or _aligned([line for line in lines if line.strip()])
 
 
 def _k6(header: str) -> _Format:
@@ -235,6 +247,22 @@ def _extended(header: str, lines: Sequence[str]) -> _Format | None:
     parts = [rf"(?P<{groups[name]}>\S+)" if name in groups else r"\S+" for name in fields]
     pattern = r"\s+".join(parts).replace(r"(?P<date>\S+)\s+(?P<time>\S+)", r"(?P<end>\d\S+\s+\S+)")
     return _Format("the W3C's extended format", rf"^{pattern}\s*$")  # a later header may name other fields
+
+
+def _aligned(lines: Sequence[str]) -> _Format | None:
+    """A table whose cells are padded with blanks, as ``column -t``, kubectl and pandas (with an index) print it."""
+    header, rows = "".join(lines[:1]), lines[1 : _ROWS + 1]
+    for between, cell in ((r"\s{2,}", r"\S+(?: \S+)*"), (r"\s+", r"\S+(?: \d\d:\S+)?")):
+        names = [column_name(name) for name in re.split(between, header.strip())]
+        has_latency = any(is_called(name, LATENCY) and unit_in(name) for name in names)
+        if not has_latency or re.search(r"[,;|\t]", header) or len({*filter(str.isidentifier, names)}) < len(names):
+            continue
+        cells = between.join(f"(?P<{name}>{cell})" for name in names)
+        for index in ("", r"\S+\s+"):
+            pattern = rf"^\s*{index}{cells}\s*$"
+            if rows and len(names) > 1 and all(re.search(pattern, row) for row in rows):
+                return _Format("a table with blanks", pattern, header=header)
+    return None
 
 
 def _are_pairs(lines: Sequence[str]) -> bool:
@@ -298,7 +326,12 @@ def _by_keys(lines: Any, wanted: Sequence[str], needed: Collection[str]) -> tupl
 
 
 def _blocks(
-    path: Path, extract: _Extract, wanted: Sequence[str], needed: Collection[str], skipped: OtherLines
+    path: Path,
+    extract: _Extract,
+    wanted: Sequence[str],
+    needed: Collection[str],
+    skipped: OtherLines,
+    header: str,
 ) -> Iterator[Block]:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -309,6 +342,9 @@ def _blocks(
             lines = pa.array(_COLORS.sub(b"", chunk + file.readline()).splitlines(), pa.string())
             matched, columns = extract(lines, wanted, needed)
             nothing = pc.match_substring_regex(lines, r"^(#|\s*$)")  # such as the W3C's directives
+            if header:
+                nothing = pc.or_(nothing, pc.equal(lines, header))
+            matched = pc.and_not(matched, nothing)
             others = pc.filter(lines, pc.invert(pc.or_(matched, nothing)))
             skipped.add(next(iter(others.slice(0, 1).to_pylist()), ""), len(others))
             requests += matched.true_count

@@ -809,7 +809,7 @@ WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "prometheus": ("requests", HISTOGRAM.encode),
     "nginx": ("requests", lambda: "".join(NGINX.format(k, 200, "0.250") for k in range(9)).encode()),
     "csv": ("requests", lambda: b"ts,latency_ms\n" + b"".join(b"%d,5\n" % k for k in range(9))),
-    "parquet": ("requests", lambda: parquet_bytes(ts=[*range(9)], latency_ms=[5] * 9)),
+    "parquet": ("requests", lambda: parquet_bytes(ts=[*range(9)], latency_ms=["5"] * 9)),
 }
 
 

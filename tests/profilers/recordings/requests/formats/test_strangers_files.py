@@ -252,6 +252,24 @@ def test_comments_before_a_table(tmp_path: Path, before: str) -> None:
     assert table.notes[0].startswith(f"1 line was left out, the first in line {before.count(chr(10)) + 3}:")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| ts | latency_ms |\n|---|---:|\n| 0.5 | 12 |\n| 1.5 | 13 |\n| x | y |\n",
+        " ts  | latency_ms \n-----+------------\n 0.5 |         12\n 1.5 |         13\n x   |          y\n(2 rows)\n",
+        "+-----+------------+\n| ts  | latency_ms |\n+-----+------------+\n"
+        "| 0.5 | 12         |\n| 1.5 | 13         |\n"
+        "| x   | y          |\n+-----+------------+\n2 rows in set (0.00 sec)\n",
+    ],
+    ids=["Markdown", "psql", "MySQL"],
+)
+def test_the_rules_of_a_drawn_table_are_no_rows(tmp_path: Path, text: str) -> None:
+    table = table_of(tmp_path, text)
+    assert table.latency_ns.tolist() == [12 * MS, 13 * MS] and table.arrival_ns.tolist() == [0, S]
+    line = text[: text.index("x")].count("\n") + 1
+    assert table.notes[0].startswith(f"1 line was left out, the first in line {line}: found latency_ms 'y', ts 'x'")
+
+
 def test_a_table_of_numpy_with_blanks(tmp_path: Path) -> None:
     table = table_of(tmp_path, "# req_ts latency_ms side\n5.0e-01 2.5e+02 1.0e+00\n1.5e+00 9.0e+02 2.0e+00\n")
     assert table.latency_ns.tolist() == [250 * MS, 900 * MS] and table.arrival_ns.tolist() == [0, S]
@@ -769,9 +787,16 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def damaged_copies(whole: bytes) -> Iterator[str]:
-    """Copies with one value of a document replaced by nonsense; of other texts with a replaced or removed part."""
-    text = whole.decode()
+    """Copies with one value of a document replaced by nonsense; of other texts with a replaced or removed part.
+
+    Of Parquet one byte is another.
+    """
+    text = whole.decode("utf-8", "surrogateescape")
     rng = np.random.default_rng(1)
+    if whole.startswith(b"PAR1"):
+        for at in rng.integers(4, len(whole) - 4, 500).tolist():
+            yield (whole[:at] + rng.bytes(1) + whole[at + 1 :]).decode("utf-8", "surrogateescape")
+        return
     try:
         lines = [json.loads(line) for line in ([text] if text[0] == "[" or "\n " in text else text.splitlines())]
     except ValueError:

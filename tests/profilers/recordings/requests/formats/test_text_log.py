@@ -118,17 +118,42 @@ S3 = """\
 79a bucket [20/Nov/2026:10:00:01 +0000] 10.0.0.1 - REQ2 REST.GET.OBJECT k "GET /k?x HTTP/1.1" 504 E - 312 200 - \
 "-" "aws" - host SigV4 ECDHE AuthHeader b.s3 TLSv1.2 - -
 """
+POSTGRES = """\
+2026-11-20 10:00:00.250 CET [7] LOG:  duration: 50.000 ms  statement: SELECT a
+2026-11-20 10:00:00.900 CET [7] LOG:  duration: 0.100 ms  parse <unnamed>: SELECT a
+2026-11-20 10:00:01.500 CET [8] app@shop LOG:  duration: 200.000 ms  execute S_1: SELECT a
+\tFROM b
+"""
+POSTGRES_CSV = """\
+2026-11-20 10:00:00.250 CET,"app","shop",7,"h:1",65.7,1,"SELECT",2026-11-20 09:00:00 CET,3/1,0,LOG,00000,"duration: \
+50.000 ms",,,,,,,,,"psql","client backend",,0
+2026-11-20 10:00:01.500 CET,"app","shop",8,"h:1",65.8,1,"SELECT",2026-11-20 09:00:00 CET,3/1,0,LOG,00000,"duration: \
+200.000 ms",,,,,,,,,"psql","client backend",,0
+"""
+PADDED = """\
+end                      latency_ms  status  route
+2026-11-20 10:00:00.250  50          200     POST /predict
+2026-11-20 10:00:01.500  200         504     POST /predict
+
+"""
+PANDAS = """\
+                       end duration_ms  code route
+0  2026-11-20 10:00:00.250        50.0   200    /a
+10 2026-11-20 10:00:01.500       200.0   504    /a
+"""
 #: Its lines have the time of arrival.
 CLASSIC = ALB.replace("h2 ", "").replace("app/x/50d", "my-elb").replace("0.25", "0.20").replace("1.50", "1.30")
 LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
         "Gatling": GATLING, "Gatling 3.3": GATLING.replace("REQUEST\t", "REQUEST\t7\t"), "Traefik": TRAEFIK,
+        "PostgreSQL": POSTGRES, "PostgreSQL, CSV": POSTGRES_CSV, "column -t": PADDED, "pandas": PANDAS,
         "Squid": SQUID, "uWSGI": UWSGI, "S3": S3,
         "IIS": IIS, "CloudFront": CLOUDFRONT, "vegeta": VEGETA.rpartition("1795168802")[0]}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
-ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR, "Gatling 3.3": Status.ERROR}
+ENDED = dict.fromkeys(("TGI", "PostgreSQL", "PostgreSQL, CSV"), Status.OK)
+ENDED |= dict.fromkeys(("Gatling", "Gatling 3.3"), Status.ERROR)
 
 
 @pytest.mark.parametrize("writer", LOGS)
