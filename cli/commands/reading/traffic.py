@@ -60,7 +60,7 @@ def inspect_command(
         output_options.check_writable("--picture", str(picture))
     mapping = parse_map_option(map_ or [])
     with ReadingLine() as reading:
-        traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=reading.show)
+        traffic = read_in_blocks(file, mapping=mapping, skip_bad_lines=skip_bad_lines, on_rows=reading.show)
     if traffic is None:
         traffic = read_traffic(file, mapping=mapping, skip_bad_lines=skip_bad_lines)
     shape = describe(traffic)

@@ -17,6 +17,7 @@ from latfix.errors import InputError
 from latfix.traffic.derived_features import map_columns
 from latfix.traffic.io.file_source import MAX_UNPACKED_BYTES, Source
 from latfix.traffic.io.metadata_sidecar import read_sidecar
+from latfix.traffic.io.raw_table import RawTable
 from latfix.traffic.io.reader import format_of, read_fields
 from latfix.traffic.io.row_parsers import looks_like_json, read_table
 from latfix.traffic.parsed_fields import Fields, feature_array
@@ -35,21 +36,35 @@ class _ReadWhole(Exception):
 
 
 def read_in_blocks(
-    path: Path, *, mapping: Mapping[str, str], on_rows: Callable[[int], None] = lambda _rows: None
+    path: Path,
+    *,
+    mapping: Mapping[str, str],
+    skip_bad_lines: bool = False,
+    on_rows: Callable[[int], None] = lambda _rows: None,
 ) -> Traffic | None:
-    """Valid traffic in JSON Lines or CSV, without ids and payloads; ``None`` for anything else.
+    """Traffic in JSON Lines or CSV, without ids and payloads; ``None`` if it must be read whole.
 
     :param mapping: features to derive, parsed.
+    :param skip_bad_lines: leave malformed lines out and count them; otherwise such files must be read whole.
     :param on_rows: called after each block with the number of requests so far.
     """
-    columns = _Columns(mapping)
+    columns = _Columns(mapping, skip_bad_lines)
     try:
-        for source in _blocks(path):
-            columns.add(source)
+        for table in _tables(path, skip_bad_lines):
+            columns.add(table, path)
             on_rows(columns.rows)
         return columns.traffic(path)
     except (_ReadWhole, InputError, OSError, EOFError, ValueError, OverflowError, zlib.error):
         return None
+
+
+def _tables(path: Path, skip_bad_lines: bool) -> Iterator[RawTable]:
+    """The file as tables of some rows each."""
+    for source in _blocks(path):
+        table = read_table(source, skip_bad_lines=skip_bad_lines)
+        if table.problems.by_line and table.container == "csv" and b'"' in source.data:
+            raise _ReadWhole  # a cell of several lines may be in two blocks
+        yield table
 
 
 def _blocks(path: Path) -> Iterator[Source]:
@@ -65,7 +80,7 @@ def _blocks(path: Path) -> Iterator[Source]:
             total += len(data)
             if b"\x00" in data or total > MAX_UNPACKED_BYTES:
                 raise _ReadWhole
-            if first and not looks_like_json(data.decode()):
+            if first and not looks_like_json(data.decode(errors="replace")):
                 header = lines[0].removeprefix(b"\xef\xbb\xbf")
             elif header:
                 data = header + data
@@ -79,7 +94,9 @@ class _Columns:
     """The columns read so far, as arrays per block."""
 
     mapping: Mapping[str, str]
+    skip_bad_lines: bool
     rows: int = 0
+    skipped: int = 0
     container: str = ""
     format: str = ""
     zero_ns: int | None = None
@@ -88,11 +105,11 @@ class _Columns:
     lengths: list[int] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
 
-    def add(self, source: Source) -> None:
-        table = read_table(source, skip_bad_lines=False)
+    def add(self, table: RawTable, path: Path) -> None:
         if not table.lines:
             raise _ReadWhole
-        found = read_fields(table, format_of(table, source.path), {})
+        found = read_fields(table, format_of(table, path), {})
+        bad = table.problems.by_line
         if not self.rows:
             self.format = found.notes["format"]
             self.zero_ns = None if found.relative else found.arrival_ns[0]
@@ -103,12 +120,13 @@ class _Columns:
                 len(table.lines),
                 self.mapping,
                 lambda row, *words: add(table.lines[row], *words),
-                source.path,
+                path,
             )
-        if table.problems.by_line or found.notes["format"] != self.format:
+        if (bad and not self.skip_bad_lines) or found.notes["format"] != self.format:
             raise _ReadWhole
         self.container = table.container
-        self._keep(found)
+        self.skipped += len(bad)
+        self._keep(found.kept([row for row, line in enumerate(table.lines) if line not in bad]) if bad else found)
 
     def _keep(self, found: Fields) -> None:
         ids = [hash(name) for name in found.ids if name is not None]
@@ -164,7 +182,7 @@ class _Columns:
             metadata={
                 "source": path.name,
                 "format": self.format,
-                "skipped_lines": 0,
+                "skipped_lines": self.skipped,
                 "transforms": self._transforms(path),
             },
         )

@@ -76,6 +76,34 @@ def test_the_shape_is_the_same(tmp_path: Path, name: str, data: bytes) -> None:
     assert describe(found).to_json() == describe(read_traffic(path, mapping=mapping)).to_json()
 
 
+BAD_JSON = ["{bad", '{"arrival_s": -1}', '{"tokens": 1}', '{"arrival_s": 1, "id": 5, "priority": "urgent"}', '"\xff"']
+
+
+@pytest.mark.parametrize(
+    ("text", "skipped"),
+    [
+        (json_lines(), 0),
+        ("".join(f"{BAD_JSON[k % 5]}\n{line}\n" for k, line in enumerate(json_lines().splitlines())), 100),
+        (csv_text().replace("\n9.5,", "\n9.5,,").replace("\n20.0,", "\nlate,"), 2),
+        (published_text().replace(",50,", ",-50,"), 1),
+    ],
+    ids=["none", "JSON", "CSV", "published"],
+)
+def test_bad_lines_are_left_out_and_counted(tmp_path: Path, text: str, skipped: int) -> None:
+    path = tmp_path / "bad"
+    path.write_bytes(text.encode("latin-1"))
+    mapping = {"same": "input_tokens" if "TIME" in text else "tokens"}
+    found = read_in_blocks(path, mapping=mapping, skip_bad_lines=True)
+    assert found is not None and describe(found).skipped_lines == skipped
+    assert describe(found).to_json() == describe(read_traffic(path, mapping=mapping, skip_bad_lines=True)).to_json()
+
+
+def test_a_cell_of_several_lines_among_bad_ones_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(csv_text() + "1,2\n" + '1,2,"a cell\nof two lines"\n' * 30)
+    assert read_in_blocks(path, mapping={}, skip_bad_lines=True) is None
+
+
 def test_transforms_are_recorded(tmp_path: Path) -> None:
     path, cut = tmp_path / "a.jsonl", tmp_path / "cut.jsonl"
     path.write_text(json_lines())
