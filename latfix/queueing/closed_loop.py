@@ -14,9 +14,9 @@ import numpy as np
 
 from latfix.arrays import Ints
 
-#: Largest deviation of requests in flight if users send at once: in requests, as a share of them, and over the square
-#: root of all requests; least requests.
-_STEADY, _STEADY_SHARE, _WANDERS, _LEAST = 0.7, 0.02, 0.05, 30
+#: Largest deviation of requests in flight if users send at once: in requests, as a share of them, over the square
+#: root of all requests, and as a share of a few; least requests.
+_STEADY, _STEADY_SHARE, _WANDERS, _OF_FEW, _LEAST = 0.7, 0.02, 0.05, 0.4, 30
 #: The largest number in flight is a limit if so large a share of requests reach it, and so many in each part.
 _AT_LIMIT, _PARTS, _IN_EACH = 0.01, 4, 5
 #: Least overlapping requests of the same user if arrivals were independent, and the largest share of them found;
@@ -48,7 +48,7 @@ def find_closed_loop(arrival: Ints, latency: Ints, user: Ints | None = None) -> 
     met = met[int(usual) + 1 :]  # while the users begin there are fewer
     if len(met) < _LEAST or usual < 1:
         return None
-    if float(met.std()) < min(max(_STEADY, _STEADY_SHARE * usual), _WANDERS * math.sqrt(len(met))):
+    if float(met.std()) < min(max(_STEADY, _STEADY_SHARE * usual), _WANDERS * math.sqrt(len(met)), _OF_FEW * usual):
         return ClosedLoop(int(usual) + 1, "steady")
     most = int(met.max())
     reached = met == most

@@ -679,14 +679,16 @@ class _Ledger:
         if self.closed is not None:
             self.notes.append(_closed_note(self.closed))
         evidence["traffic.overload"] = self._capacity() + evidence.get("traffic.burst", "")
-        words = dict.fromkeys(term.words for term in self.terms)
-        names = ", ".join((*words, *(["route"] if self.table.route is not None else [])))
+        route = ["route"] if self.table.route is not None else []
         if self.by_input:
+            words = ", ".join((*dict.fromkeys(term.words for term in self.terms), *route))
             evidence["input.size"] = (
-                f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(self.typical)} in the median, "
+                f"service follows {words} (R² {self.model.r2:.2f}): {from_ns(self.typical)} in the median, "
                 f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99{self._slowest_route()}."
             )
-        elif names and self.model.samples:
+        elif (self.terms or route) and self.model.samples:
+            inputs = dict.fromkeys(name for term in self.terms for name in term.inputs if name in self.table.features)
+            names = ", ".join((*inputs, *route)) or "its inputs"
             self.notes.append(f"The service time does not follow {names}: nothing is attributed to inputs.")
         for name, part in self.parts.items():
             evidence[_cause_of(name).id] = (
@@ -745,7 +747,7 @@ def _closed_note(loop: ClosedLoop) -> str:
         "steady": "the number in flight hardly changes",
         "limit": f"never more than {loop.users} are in flight, often as many",
     }[loop.known_by]
-    who = "" if loop.known_by != "limit" else " (or a server that takes no more at a time)"
+    who = "" if loop.known_by == "ids" else " (or a server that takes no more at a time)"
     return (
         f"Closed loop: {counted(loop.users, 'user')} each wait for an answer before the next request: {known}{who}. "
         "Waits are hidden at the client, as a slow answer delays what would have arrived (coordinated omission): "

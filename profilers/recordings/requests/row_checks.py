@@ -25,6 +25,8 @@ _PAIRS, _MOST_TURNS = 1_000_000, 100
 #: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
 #: so many times the others' whole length.
 _FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.005, 3_600 * 10**9, 10
+#: Latencies of 0 are lines of another kind if they are such a share, and others lie so many units of time above.
+_MANY_ZERO, _SHORTEST, _FAR_ABOVE = 0.05, 0.05, 4.0
 #: Parts may exceed a latency by this share, or by the resolution of the times in a sample: rounding.
 _ROUNDED, _SAMPLE = 0.01, 10_000
 
@@ -42,14 +44,27 @@ def with_checked_rows(table: RequestTable) -> RequestTable:
         parts[name] = np.minimum(column, remaining)
         remaining = remaining - np.maximum(parts[name], 0)
     notes = [*table.notes]
-    if table.ok.any() and not table.latency_ns[table.ok].any():
+    latency = table.latency_ns[table.ok]
+    if len(latency) and not latency.any():
         notes.append("All latencies are 0: check the column and its unit.")
+    elif len(latency) and _zero_are_others(latency):
+        notes.append(
+            f"{len(latency) - np.count_nonzero(latency):,} of {len(latency):,} latencies are 0, and none of the rest "
+            "is near. They count as requests: if they are lines of another kind (of a begin), leave them out."
+        )
     if beyond.any():
         notes.append(
             f"{', '.join(table.parts)}: longer than the whole latency in {counted(int(beyond.sum()), 'request')} of "
             f"{len(table):,}, and counted up to it. Check the units, and that the time lies within the latency."
         )
     return replace(table, parts=parts, notes=(*notes, *_copies(table), *_far_away(table)))
+
+
+def _zero_are_others(latency: Ints) -> bool:
+    """True if many latencies are 0, and the others are so much longer than their resolution that none should be."""
+    above = latency[latency > 0]
+    least = float(np.quantile(above, _SHORTEST))
+    return len(above) < (1 - _MANY_ZERO) * len(latency) and least > _FAR_ABOVE * resolution_ns(above)
 
 
 def _copies(table: RequestTable) -> Iterator[str]:

@@ -15,10 +15,11 @@ from latfix.errors import InputError, input_error
 from latfix.profilers.recordings.requests.columns import usual_names as usual
 from latfix.profilers.recordings.requests.columns.possible_inputs import says_no_input
 from latfix.profilers.recordings.requests.columns.usual_names import bare, is_called, unit_in
-from latfix.profilers.recordings.requests.request_table import UNKNOWN
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, http_status
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     LONGEST_NS,
+    NOTHING,
     UNITS_NS,
     column_name,
     decimals_ns,
@@ -28,6 +29,7 @@ from latfix.profilers.recordings.requests.text_source import (
     number_of,
     route_of,
 )
+from latfix.stages import Status
 from latfix.traffic.feature_expressions import Expression
 
 #: Columns by name, and the line of each row.
@@ -120,6 +122,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             key=lambda name: (
                 role == "arrival" and not is_called(name, usual.SUBMITTED),
                 "latency" not in taken and is_called(name, usual.WRITTEN),
+                role == "status" and columns[name] in (None, ""),
             )
         )
         column = next((each for each in called if _may_be(role, each, columns)), None)
@@ -163,7 +166,8 @@ def _was_submitted(role: Role) -> bool:
 def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
     """False for a date as latency, one without a unit beside a begin and an end, and a logger's level as status."""
     if role != "latency":
-        return role != "status" or str(columns[name]).lower() not in _LEVELS
+        is_amount = is_called(name, usual.ERROR) and number_of(columns[name] or 0, 1) % 1 > 0
+        return role != "status" or not (is_amount or str(columns[name]).lower() in _LEVELS)
     if _has_unit(name, columns):
         return not _is_date(columns[name]) and not _is_long(name, columns[name])
     others = [each for each in columns if not is_called(each, usual.WRITTEN)]
@@ -257,6 +261,9 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
         texts = ["" if word is None else str(word) for word in cells_of(block[role.text])]
         few: Collection[str] = () if role.name in ("id", "user") else set(texts)
         alike = {word: route_of(word) if role.name == "route" else word for word in few}
+        if role.name == "status" and is_called(role.text, usual.ERROR):
+            lost = {word: word.isdigit() and http_status(int(word)) != Status.OK for word in few}
+            alike = {word: "" if word.lower() in NOTHING else word if lost[word] else "error" for word in few}
         return np.array([alike.get(word, word) for word in texts], dtype=object)
     is_instant, is_column = role.name in _INSTANTS, isinstance(role.source, str)
     if is_instant and is_column and not len(_few_numbers(role, block)):
@@ -270,8 +277,8 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
         return numbers
     if role.unit_ns is None and not is_instant:
         return np.where(np.isfinite(numbers), numbers, np.nan)
-    usual = role.unit_ns or UNITS_NS["s"]
-    unit = epoch_units(numbers) if role.sized else usual
+    given = role.unit_ns or UNITS_NS["s"]
+    unit = epoch_units(numbers) if role.sized else given
     most = LATEST_NS if is_instant else LONGEST_NS
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(numbers) | (numbers < 0) | (numbers > most // unit)
@@ -281,8 +288,8 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
     scaled = np.where(bad, UNKNOWN, np.rint(amount * unit).astype(np.int64))
     if not is_instant or not is_column:
         return scaled
-    exact = decimals_ns(block[role.text], usual)
-    return np.where((exact >= 0) & ~bad & (unit == usual), exact, scaled)
+    exact = decimals_ns(block[role.text], given)
+    return np.where((exact >= 0) & ~bad & (unit == given), exact, scaled)
 
 
 def with_unit(role: Role, block: Mapping[str, Any]) -> Role:

@@ -163,6 +163,8 @@ def _with_points(column: Any) -> Any:
 
     commas, whole = number(r"^-?\d+,\d+$"), number(r"^-?\d+$")
     thousands, points = number(r"^-?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$"), number(r"^-?\d+\.\d+$")
+    if number(r"^-?[1-9]\d{0,2}(\.\d{3})+,\d+$").true_count and not points.true_count:
+        return _with_points(pc.replace_substring(column, ".", ""))
     empty = pc.equal(column, "")
     numbers = len(column) - empty.true_count
     three = thousands.true_count >= commas.true_count and (points.true_count or whole.true_count)

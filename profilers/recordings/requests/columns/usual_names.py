@@ -38,6 +38,8 @@ WHOLE = _named(
 #: If nothing else is, and only one column is called so.
 ONLY = _named(r"\w*(latency|duration|elapsed)\w*")
 STATUS = _named(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result")
+#: What went wrong; nothing if the request ended ok.
+ERROR = _named(r"err(or)?(_?(type|code|msg|message))?|exception(_?(type|code))?")
 ROUTE = _named(r"route|path|endpoint|uri|url|operation|model|handler")
 ID = _named(r"(x_)?((http_)?(request|req|correlation|trace)_?)?id")
 USER = _named(r"(user|session|client|vu|customer)(_?(id|name))?")
@@ -48,8 +50,8 @@ SERVER = _named(
 #: Roles with these names, in the order in which they are looked for.
 USUAL: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("latency", LATENCY), ("latency", WHOLE), ("latency", ONLY), ("arrival", ARRIVAL), ("end", END),
-    ("begun_at", BEGUN), ("queue", QUEUE), ("first", FIRST), ("status", STATUS), ("route", ROUTE), ("id", ID),
-    ("user", USER), ("server", SERVER),
+    ("begun_at", BEGUN), ("queue", QUEUE), ("first", FIRST), ("status", STATUS), ("status", ERROR), ("route", ROUTE),
+    ("id", ID), ("user", USER), ("server", SERVER),
 )  # fmt: skip
 #: Those of times that need a unit.
 WITH_UNIT = (WHOLE, ONLY, QUEUE, FIRST)
@@ -59,9 +61,9 @@ FIGURE = _named(r"(^|[._ ])(p\(?\d\d|mean|median|avg|average)")
 TIME = _named(r"time|dur|lat|took|elapsed")
 NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter, ghz,
-#: vegeta, hey, oha, ApacheBench; Heroku, lograge; access logs in JSON of Envoy (Istio), Traefik, Caddy, Kong, Echo,
-#: Cloudflare, Azure's Application Gateway and gRPC in Go; Elastic's schema; Serilog, pino, AWS Lambda's reports in
-#: CloudWatch, Application Insights; Ollama's answers.
+#: vegeta, hey, oha, ApacheBench; Heroku, lograge; access logs in JSON of Envoy (Istio), Traefik, Caddy, Kong,
+#: APISIX, Echo, Cloudflare, Azure's Application Gateway and gRPC in Go; Kubernetes' audit; ClickHouse's queries;
+#: Elastic's schema; Serilog, pino, AWS Lambda's reports in CloudWatch, Application Insights; Ollama's answers.
 WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label",
@@ -75,6 +77,15 @@ WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
      {"latency_s": "request-duration", "arrival_s": "request-start", "status": "status", "connect_s": "DNS+dialup"}),
     ({"starttime", "seconds", "ctime", "ttime"},
      {"latency_ms": "ttime", "arrival_s": "seconds", "connect_ms": "ctime"}),
+    ({"apisix_latency", "upstream_latency", "latency"},
+     {"latency_ms": "latency", "arrival_ms": "start_time", "status": "response.status", "route": "request.uri",
+      "upstream_ms": "upstream_latency", "size": "request.size", "server": "upstream"}),
+    ({"requestReceivedTimestamp", "stageTimestamp"},
+     {"arrival": "requestReceivedTimestamp", "end": "stageTimestamp", "status": "responseStatus.code",
+      "route": "requestURI"}),
+    ({"query_duration_ms", "query_start_time_microseconds"},
+     {"latency_ms": "query_duration_ms", "arrival": "query_start_time_microseconds", "status": "exception_code",
+      "route": "query_kind", "size": "read_rows"}),
     ({"controller", "action", "duration"},
      {"latency_ms": "duration", "status": "status", "route": "path", "db_ms": "db"}),
     ({"latencies.request", "latencies.proxy", "started_at"},

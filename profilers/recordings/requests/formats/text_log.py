@@ -3,9 +3,9 @@
 The groups are columns as in :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
 ``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS load balancers, gin (Ollama),
 TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6, Gatling's
-``simulation.log``, Traefik's common format, Squid's, S3's, uWSGI's, PostgreSQL's, the W3C's extended format (IIS,
-CloudFront), tables padded with blanks, and lines of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern``
-reads any other format. Lines that do not match are skipped and counted.
+``simulation.log``, Traefik's common format, Squid's, S3's, uWSGI's, PostgreSQL's, Rails', AWS Lambda's reports, the
+W3C's extended format (IIS, CloudFront), tables padded with blanks, and lines of ``key=value`` pairs (logfmt, Heroku's
+router). ``--pattern`` reads any other format. Lines that do not match are skipped and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from latfix.traffic.derived_features import parse_map_option
 
 NAME = (
     "a text log of HAProxy, AWS, gin or Ollama, TorchServe, Ray Serve, BentoML, TGI, k6, Gatling, Traefik, Squid, "
-    "S3, uWSGI, PostgreSQL, IIS or CloudFront, a table with blanks, key=value lines, or any other (--pattern REGEX)"
+    "S3, uWSGI, Rails, AWS Lambda, PostgreSQL, IIS or CloudFront, a table with blanks, key=value "
+    "lines, or any other (--pattern REGEX)"
 )
 _CHUNK_BYTES = 1 << 24
 #: Characters of a line by which its format is recognized.
@@ -156,6 +157,19 @@ _FORMATS: tuple[_Format, ...] = (
         "Traefik",
         r'\[(?P<arrival>[^\]]{9,40})\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) '
         r'.*" (?P<latency_ms>\d+)ms$',
+    ),
+    # Rails, with the time that its logger writes. Other lines of a request have its route.
+    _Format(
+        "Rails",
+        r"^\w, \[(?P<end>\d{4}-\d\d-\d\dT[\d:.]+) .*Completed (?P<status>\d{3}) .*?in (?P<latency_ms>\d+)ms"
+        r"(?:.*ActiveRecord: (?P<db_ms>[\d.]+)ms)?",
+        {"db_ms": "db_ms"},
+    ),
+    # Behind the time that CloudWatch writes. The duration is without that of a cold start's initialization.
+    _Format(
+        "AWS Lambda",
+        r"^(?P<end>\d{4}-\d\d-\d\dT[\d:.]+\S*)\s.*REPORT RequestId: (?P<id>\S+)\s+"
+        r"Duration: (?P<latency_ms>[\d.]+) ms",
     ),
     # On standard error, or as CSV. The time at which the statement ended, in a zone with a name.
     _Format(

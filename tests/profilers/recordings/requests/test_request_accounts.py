@@ -348,6 +348,21 @@ def test_users_who_think_are_a_closed_loop(users: int, servers: int, think: floa
     assert any(f"Closed loop: {users} users" in note and "coordinated omission" in note for note in notes)
 
 
+@pytest.mark.parametrize("load", [0.4, 0.6])
+def test_two_workers_that_are_often_idle_are_no_steady_load(load: float) -> None:
+    """A server's own log, whose times begin when a worker takes the request."""
+    rng = np.random.default_rng(2)
+    free, began, came = [0.0, 0.0], [], 0.0
+    service = TYPICAL_NS * rng.lognormal(0, 0.3, 3000)
+    for takes in service.tolist():
+        came += float(rng.exponential(TYPICAL_NS / 2 / load))
+        began.append(max(came, heapq.heappop(free)))
+        heapq.heappush(free, began[-1] + takes)
+    notes = diagnosed(log_of(np.array(began), np.array(began) + service)).notes
+    assert not any("hardly changes" in note for note in notes)
+    assert all("a server that takes no more at a time" in note for note in notes if "Closed loop" in note)
+
+
 def test_requests_of_nobody_are_no_user() -> None:
     table = in_turns(64, 4, 8.0)
     assert table.user is not None

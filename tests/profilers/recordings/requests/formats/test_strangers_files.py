@@ -11,6 +11,7 @@ import lzma
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.formats import access_log, mapped_log, otlp_spans, span_columns
 from latfix.profilers.recordings.requests.request_table import CANCELLED
+from latfix.profilers.recordings.requests.row_checks import with_checked_rows
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.prometheus_metrics import parse_metrics
 from latfix.stages import Status
@@ -195,6 +197,18 @@ OTHER_WRITERS = {
         f"2026-01-02T03:04:05.{2 + 5 * k}000000Z|00:00:00.2500000|{200 + 300 * k}\n" for k in range(2)),
     "java": "".join(json.dumps({"startedAt": f"2026-01-02T03:04:05.{2 + 5 * k}Z", "duration": "PT0.25S",
                                 "status": 200 + 300 * k}) + "\n" for k in range(2)),
+    "apisix": "".join(json.dumps({"start_time": 1763800000100 + 500 * k, "latency": 250.0, "upstream_latency": 240,
+                                  "apisix_latency": 10.0, "response": {"status": 200 + 300 * k}}) + "\n"
+                      for k in range(2)),
+    "kubernetes": "".join(json.dumps({"requestReceivedTimestamp": f"2026-01-02T03:04:05.{2 + 5 * k}00000Z",
+                                      "stageTimestamp": f"2026-01-02T03:04:05.{2 + 5 * k}50000Z", "requestURI": "/a",
+                                      "stage": "ResponseComplete", "responseStatus": {"code": 200 + 300 * k}}) + "\n"
+                          for k in range(2)).replace(".250000Z", ".450000Z").replace(".750000Z", ".950000Z"),
+    "clickhouse": '"type","query_start_time_microseconds","query_duration_ms","exception_code"\n' + "".join(
+        f'"QueryFinish","2026-01-02 03:04:05.{2 + 5 * k}00000",250,{241 * k}\n' for k in range(2)),
+    "inference-perf": json.dumps([{"start_time": 5.5 + k / 2, "end_time": 5.75 + k / 2, "info": {"input_tokens": 7},
+                                   "error": {"error_type": "ClientError", "error_msg": "x"} if k else None}
+                                  for k in range(2)]),
     "columns": json.dumps({"model": "m", "start_times": [5.5, 6.0], "latencies_ms": [250, 900.5],
                            "status": [200, 500]}),
     "columns, indented": json.dumps({"p99_ms": 9, "runs": {"start_times": [5.5, 6], "durations_ms": [250, 900.5],
@@ -218,6 +232,34 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
     assert any("no rows of requests without an answer" in note for note in table.notes) == (writer in ("hey", "oha"))
+
+
+@pytest.mark.parametrize(
+    ("errors", "lost"),
+    [
+        (["", "", "429", "Refused"], [Status.SHED, Status.ERROR]),
+        (["false", "false", "true", "True"], [Status.ERROR] * 2),
+        (["None", "-", "0", "null"], []),
+        (["0.25", "0.5", "1.5", "2.5"], []),  # an amount
+    ],
+    ids=["codes and names", "flags", "nothing", "amounts"],
+)
+def test_a_column_of_errors_says_which_requests_did_not_end_ok(
+    tmp_path: Path, errors: list[str], lost: list[Status]
+) -> None:
+    table = table_of(tmp_path, "ts,latency_ms,error\n" + "".join(f"{k},5,{word}\n" for k, word in enumerate(errors)))
+    assert table.status.tolist() == [Status.OK] * (4 - len(lost)) + lost
+
+
+def test_latencies_of_0_far_from_all_others_are_noted() -> None:
+    def noted(latency_ms: list[int]) -> bool:
+        latency = np.array(latency_ms, np.int64) * MS
+        table = replace(simulated("quiet", 1, n=len(latency)), latency_ns=latency)
+        return any("latencies are 0" in note for note in with_checked_rows(table).notes)
+
+    assert noted([0, 20, 25] * 20)
+    assert not noted([0, 1, 2] * 20), "some took less than the unit"
+    assert not noted([20, 25] * 30)
 
 
 @pytest.mark.parametrize("names", ["submit_time,start_time,end_time", "t_start,t_received,t_done"])

@@ -118,6 +118,18 @@ S3 = """\
 79a bucket [20/Nov/2026:10:00:01 +0000] 10.0.0.1 - REQ2 REST.GET.OBJECT k "GET /k?x HTTP/1.1" 504 E - 312 200 - \
 "-" "aws" - host SigV4 ECDHE AuthHeader b.s3 TLSv1.2 - -
 """
+RAILS = """\
+I, [2026-11-20T10:00:00.200000 #7]  INFO -- : [ab] Started POST "/predict" for 10.0.0.1 at 2026-11-20 10:00:00 +0000
+I, [2026-11-20T10:00:00.250000 #7]  INFO -- : [ab] Completed 200 OK in 50ms (Views: 2.1ms | ActiveRecord: 40.5ms (3 \
+queries, 0 cached) | GC: 0.0ms)
+I, [2026-11-20T10:00:01.500000 #8]  INFO -- : Completed 504 Gateway Timeout in 200ms
+"""
+LAMBDA = """\
+2026-11-20T10:00:00.250000+00:00 2026/11/20/[$LATEST]ab START RequestId: 8f50-1 Version: $LATEST
+2026-11-20T10:00:00.250000+00:00 2026/11/20/[$LATEST]ab REPORT RequestId: 8f50-1\tDuration: 50.00 ms\tBilled \
+Duration: 51 ms\tMemory Size: 128 MB\tMax Memory Used: 71 MB\tInit Duration: 412.12 ms\t
+2026-11-20T10:00:01.500Z\tREPORT RequestId: 8f50-2\tDuration: 200.00 ms\tBilled Duration: 200 ms\tMemory Size: 128 MB
+"""
 POSTGRES = """\
 2026-11-20 10:00:00.250 CET [7] LOG:  duration: 50.000 ms  statement: SELECT a
 2026-11-20 10:00:00.900 CET [7] LOG:  duration: 0.100 ms  parse <unnamed>: SELECT a
@@ -147,12 +159,13 @@ LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": CLASSIC,
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
         "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
         "Gatling": GATLING, "Gatling 3.3": GATLING.replace("REQUEST\t", "REQUEST\t7\t"), "Traefik": TRAEFIK,
-        "PostgreSQL": POSTGRES, "PostgreSQL, CSV": POSTGRES_CSV, "column -t": PADDED, "pandas": PANDAS,
+        "Rails": RAILS, "Lambda": LAMBDA, "PostgreSQL": POSTGRES, "PostgreSQL, CSV": POSTGRES_CSV,
+        "column -t": PADDED, "pandas": PANDAS,
         "Squid": SQUID, "uWSGI": UWSGI, "S3": S3,
         "IIS": IIS, "CloudFront": CLOUDFRONT, "vegeta": VEGETA.rpartition("1795168802")[0]}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
-ENDED = dict.fromkeys(("TGI", "PostgreSQL", "PostgreSQL, CSV"), Status.OK)
+ENDED = dict.fromkeys(("TGI", "Lambda", "PostgreSQL", "PostgreSQL, CSV"), Status.OK)
 ENDED |= dict.fromkeys(("Gatling", "Gatling 3.3"), Status.ERROR)
 
 
