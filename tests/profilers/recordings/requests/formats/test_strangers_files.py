@@ -432,6 +432,7 @@ def test_a_logger_writes_a_line_when_a_request_ended(tmp_path: Path, level: dict
         ("arrival_s;latency_ms\n0,5;10,25\n1,0;11\n", [10.25, 11.0]),
         ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,"2,345"\n', [1.234, 2.345]),
         ('arrival_s,latency_ms\n0.5,"1,234"\n1.0,12\n2.0,13\n', [1234.0, 12.0, 13.0]),  # separates thousands
+        ("arrival_s;latency_ms\n0,5;1.234,5\n1;12\n2;13,5\n", [1234.5, 12.0, 13.5]),  # points do
         ('arrival_s,latency_ms\n0.5,"1,234.5"\n1.0,12.25\n2.0,13\n', [1234.5, 12.25, 13.0]),
         ("latency_ms\n12\n13.5\n", [12.0, 13.5]),
     ],
