@@ -563,7 +563,7 @@ class _Ledger:
             floors_ms={"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms(tail_share, seed)},
             stages=self._stages(),
             models={"service": model.quality()} if model.samples else {},
-            ids=tuple(np.array(table.ids, dtype=object)[self.ok].tolist()) if table.ids else (),
+            ids=tuple(np.array(table.ids, dtype=object)[self.ok].tolist()) if len(set(table.ids)) > 1 else (),
             timed=table.timed,
             notes=tuple(self.notes),
             unread=table.unread,

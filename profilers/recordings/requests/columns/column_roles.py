@@ -126,7 +126,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             )
         )
         column = next((each for each in called if _may_be(role, each, columns)), None)
-        if column is None or (pattern is usual.ONLY and len(called) > 1):
+        if column is None or (pattern in (usual.ONLY, usual.ONLY_TIME) and len(called) > 1):
             continue
         if pattern in usual.WITH_UNIT and not _has_unit(column, columns):
             continue
@@ -169,7 +169,7 @@ def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
         is_amount = is_called(name, usual.ERROR) and number_of(columns[name] or 0, 1) % 1 > 0
         return role != "status" or not (is_amount or str(columns[name]).lower() in _LEVELS)
     if _has_unit(name, columns):
-        return not _is_date(columns[name]) and not _is_long(name, columns[name])
+        return not is_moment(name, columns[name])
     others = [each for each in columns if not is_called(each, usual.WRITTEN)]
     return not all(any(is_called(each, pattern) for each in others) for pattern in (usual.ARRIVAL, usual.END))
 
@@ -189,6 +189,11 @@ def _is_long(name: str, value: Any) -> bool:
     return number_of(value, 1) * (unit_in(name) or 1) > LONGEST_NS
 
 
+def is_moment(name: str, value: Any) -> bool:
+    """True for a date, and for a number that is too long for a duration."""
+    return _is_date(value) or _is_long(name, value)
+
+
 def _is_date(value: Any) -> bool:
     return isinstance(value, str) and int(instants_ns([value])[0]) != UNKNOWN
 
@@ -200,7 +205,7 @@ def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
     """
     if role.name == "first" and isinstance(role.source, str):
         value = columns[role.source]
-        if _is_date(value) or _is_long(role.source, value) or re.search("(_at|stamp)$", bare(role.source), re.I):
+        if is_moment(role.source, value) or re.search("(_at|stamp)$", bare(role.source), re.I):
             return replace(role, name="first_at")
     if role.unit_ns is not None or role.name not in (*_TIMES, *_INSTANTS):
         return role

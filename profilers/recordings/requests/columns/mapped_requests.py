@@ -21,12 +21,21 @@ from latfix.profilers.recordings.requests.columns.column_roles import (
     Block,
     Role,
     cells_of,
+    is_moment,
     roles_of,
     values_of,
     with_unit,
 )
 from latfix.profilers.recordings.requests.columns.possible_inputs import possible_inputs
-from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, WHOLE, WRITTEN, bare, is_called, unit_in
+from latfix.profilers.recordings.requests.columns.usual_names import (
+    LATENCY,
+    ONLY_TIME,
+    WHOLE,
+    WRITTEN,
+    bare,
+    is_called,
+    unit_in,
+)
 from latfix.profilers.recordings.requests.request_table import (
     CANCELLED,
     UNKNOWN,
@@ -97,7 +106,9 @@ def read_blocks(
     used = {column for role in roles if role.kind != "possible" for column in role.columns}
     return replace(
         table,
-        unread=_unread([name for name in first_values if name not in used and name not in inputs]),
+        unread=_unread(
+            [x for x in first_values if x not in used and x not in inputs and not is_moment(x, first_values[x])]
+        ),
         notes=(*table.notes, *_notes(table, roles, mapping, states, used != set(first_values))),
     )
 
@@ -224,7 +235,7 @@ def _users(names: Sequence[str]) -> Ints:
 
 def _may_be_end(role: Role) -> bool:
     """True if a time was read as the arrival, but its name may be that of an end."""
-    return role.by_name and role.name == "arrival" and is_called(role.text, WRITTEN)
+    return role.by_name and role.name == "arrival" and is_called(role.text, WRITTEN, ONLY_TIME)
 
 
 def _shows_ends(role: Role, moments: Ints, latency: Ints) -> bool:

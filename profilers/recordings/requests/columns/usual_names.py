@@ -35,8 +35,9 @@ WHOLE = _named(
     r"total(_?time)?|took|lat|time_?taken|((process|handl|serv)(ing)?|generation|inference|execution|exec|run|wall|"
     r"round_?trip)_?time|end_?to_?end(_?latency)?"
 )
-#: If nothing else is, and only one column is called so.
+#: A latency, and the time of a request, if nothing else is, and only one column is called so.
 ONLY = _named(r"\w*(latency|duration|elapsed)\w*")
+ONLY_TIME = _named(r"\w*time_?stamp\w*")
 STATUS = _named(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result")
 #: What went wrong; nothing if the request ended ok.
 ERROR = _named(r"err(or)?(_?(type|code|msg|message))?|exception(_?(type|code))?")
@@ -51,7 +52,7 @@ SERVER = _named(
 USUAL: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("latency", LATENCY), ("latency", WHOLE), ("latency", ONLY), ("arrival", ARRIVAL), ("end", END),
     ("begun_at", BEGUN), ("queue", QUEUE), ("first", FIRST), ("status", STATUS), ("status", ERROR), ("route", ROUTE),
-    ("id", ID), ("user", USER), ("server", SERVER),
+    ("id", ID), ("arrival", ONLY_TIME), ("user", USER), ("server", SERVER),
 )  # fmt: skip
 #: Those of times that need a unit.
 WITH_UNIT = (WHOLE, ONLY, QUEUE, FIRST)

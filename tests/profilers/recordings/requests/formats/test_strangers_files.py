@@ -251,6 +251,21 @@ def test_a_column_of_errors_says_which_requests_did_not_end_ok(
     assert table.status.tolist() == [Status.OK] * (4 - len(lost)) + lost
 
 
+def test_the_only_timestamp_is_the_arrival_and_no_moment_is_called_a_wait(tmp_path: Path) -> None:
+    """As Cloudflare's Workers write it; a version with the name of an id."""
+    lines = [
+        json.dumps({"EventTimestampMs": 1763800000000 + k, "WallTimeMs": 5, "CPUTimeMs": 1, "Version": {"ID": "v1"}})
+        for k in range(3)
+    ]
+    table = table_of(tmp_path, "\n".join(lines))
+    assert table.arrival_ns.tolist() == [0, MS, 2 * MS]
+    result = diagnose_recording(written(tmp_path, "\n".join(lines)), ReadOptions())
+    assert result.ledger.ids == ()
+    unread = table_of(tmp_path, "ts,latency_ms,sent_ms,db_ms\n1,5,1763800000000,1\n").unread
+    assert "db_ms" in unread and "sent_ms" not in unread
+    assert not table_of(tmp_path, "a_timestamp,b_timestamp,latency_ms\n1,2,5\n").timed
+
+
 def test_latencies_of_0_far_from_all_others_are_noted() -> None:
     def noted(latency_ms: list[int]) -> bool:
         latency = np.array(latency_ms, np.int64) * MS
