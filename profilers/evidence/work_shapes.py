@@ -50,8 +50,9 @@ class Term:
 
     def column(self, values: Mapping[str, Floats]) -> Floats:
         """``(n,)`` of inputs ``(n,)`` each, by name."""
-        first, *second = (values[name] for name in self.inputs)
-        return _PAIRS[self.form](first, *second, self.at) if second else _FORMS[self.form](first, self.at)
+        first, last = values[self.inputs[0]], values[self.inputs[-1]]
+        pair = _PAIRS.get(self.form)
+        return _FORMS[self.form](first, self.at) if pair is None else pair(first, last, self.at)
 
     @property
     def words(self) -> str:
@@ -193,8 +194,9 @@ def _candidates(values: Mapping[str, Floats], kinds: Mapping[str, Floats], left:
     for pair in combinations(values, 2):
         yield Term(pair, "product")
         first, second = (values[name] for name in pair)
-        ratios = np.quantile((first / np.maximum(second, 1e-12))[second > 0], _TURNS) if second.any() else []
-        yield from (Term(pair, form, float(at)) for form in ("larger", "smaller") for at in (1.0, *ratios))
+        both = second > 0
+        factors = np.quantile(first[both] / second[both], _TURNS).tolist() if both.any() else []
+        yield from (Term(pair, form, at) for form in ("larger", "smaller") for at in (1.0, *factors))
     yield from (Term((name, kind), "product") for name in values for kind in kinds)
 
 
