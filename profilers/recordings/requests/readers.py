@@ -60,6 +60,7 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
     (rb"\A([-\d.:TZ]+[,;\t| ]){1,50}[-\d.]+\r?\n", "rows of numbers without a header; put a line with their names "
      "before them, such as arrival_s,latency_ms,size"),
+    (rb"\AARROW1", "an Arrow file; write it as Parquet, with pandas.read_feather(FILE).to_parquet(...)"),
     (rb'\A\s*\{(?s:.*)"\w*(p\(?\d\d\)?|mean|median|avg|average)\w*"\s*:',
      f"figures of many requests; {PER_REQUEST}"),
     (rb"Avg prompt throughput: |(Decode|Prefill) batch[.,] #", "an inference server's log of its steps, without how "
