@@ -53,6 +53,8 @@ _LEVELS = {"trace", "debug", "info", "notice", "warn", "warning"}
 _WRAPPED = (
     ({"log", "stream"}, "Docker", "jq -j .log FILE"),
     ({"data.resultType"}, "Loki", "jq -r '.data.result[].values[][1]' FILE"),
+    ({"events", "searchedLogStreams"}, "CloudWatch", "jq -r '.events[] | \"\\(.timestamp) \\(.message)\"' FILE"),
+    ({"error_severity", "backend_type"}, "PostgreSQL", "jq -r '.timestamp + \" \" + .message' FILE"),
     ({"__REALTIME_TIMESTAMP", "MESSAGE"}, "journald", "jq -r .MESSAGE FILE"),
 )
 

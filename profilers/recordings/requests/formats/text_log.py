@@ -168,7 +168,7 @@ _FORMATS: tuple[_Format, ...] = (
     # Behind the time that CloudWatch writes. The duration is without that of a cold start's initialization.
     _Format(
         "AWS Lambda",
-        r"^(?P<end>\d{4}-\d\d-\d\dT[\d:.]+\S*)\s.*REPORT RequestId: (?P<id>\S+)\s+"
+        r"^(?P<end>\d{4}-\d\d-\d\dT[\d:.]+\S*|\d{13})\s.*REPORT RequestId: (?P<id>\S+)\s+"
         r"Duration: (?P<latency_ms>[\d.]+) ms",
     ),
     # On standard error, or as CSV. The time at which the statement ended, in a zone with a name.

@@ -782,6 +782,8 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
         ("Type,Name,Median Response Time\nGET,/,5\n", (), "figures of many requests: give a result with one row"),
         ('{"url": "x", "duration": 10.02, "latency": {"p50": 3, "p99": 12}}\n', (), "figures of many requests: give"),
         ('{"log": "{}\\n", "stream": "stdout", "time": "2026"}\n', (), "Docker has wrapped the lines of a log"),
+        ('{"error_severity": "LOG", "backend_type": "x", "message": "m"}\n', (), "PostgreSQL has wrapped"),
+        ('{"events": [{"timestamp": 1, "message": "m"}], "searchedLogStreams": []}', (), "CloudWatch has wrapped"),
         ('{"__REALTIME_TIMESTAMP": "1", "MESSAGE": "{}"}\n', (), "journald has wrapped the lines of a log"),
         ('{"a": 1, "b": 1, "timeTaken": 1}\n', (), "found columns timeTaken, a, b"),
         ("ts,duration\n1,2\n", (), "--map latency_ms=duration"),
