@@ -168,8 +168,7 @@ def _was_submitted(role: Role) -> bool:
 def _may_be(role: str, name: str, columns: Mapping[str, Any]) -> bool:
     """False for a date as latency, one without a unit beside a begin and an end, and a logger's level as status."""
     if role != "latency":
-        is_amount = is_called(name, usual.ERROR) and number_of(columns[name] or 0, 1) % 1 > 0
-        return role != "status" or not (is_amount or str(columns[name]).lower() in _LEVELS)
+        return role != "status" or str(columns[name]).lower() not in _LEVELS
     if _has_unit(name, columns):
         return not is_moment(name, columns[name])
     others = [each for each in columns if not is_called(each, usual.WRITTEN)]
@@ -269,8 +268,7 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
         few: Collection[str] = () if role.name in ("id", "user") else set(texts)
         alike = {word: route_of(word) if role.name == "route" else word for word in few}
         if role.name == "status" and is_called(role.text, usual.ERROR):
-            lost = {word: word.isdigit() and http_status(int(word)) != Status.OK for word in few}
-            alike = {word: "" if word.lower() in NOTHING else word if lost[word] else "error" for word in few}
+            alike = {word: _status_of_error(word) for word in few}
         return np.array([alike.get(word, word) for word in texts], dtype=object)
     is_instant, is_column = role.name in _INSTANTS, isinstance(role.source, str)
     if is_instant and is_column and not len(_few_numbers(role, block)):
@@ -297,6 +295,13 @@ def values_of(role: Role, block: Mapping[str, Any]) -> Any:
         return scaled
     exact = decimals_ns(block[role.text], given)
     return np.where((exact >= 0) & ~bad & (unit == given), exact, scaled)
+
+
+def _status_of_error(word: str) -> str:
+    """The status that a value of a column of errors stands for: a code of HTTP, else ``error``; amounts are none."""
+    if word.lower() in NOTHING or number_of(word, 1) % 1 > 0:
+        return ""
+    return word if re.fullmatch("[45][0-9]{2}", word) and http_status(int(word)) != Status.OK else "error"
 
 
 def with_unit(role: Role, block: Mapping[str, Any]) -> Role:

@@ -238,9 +238,9 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     ("errors", "lost"),
     [
         (["", "", "429", "Refused"], [Status.SHED, Status.ERROR]),
-        (["false", "false", "true", "True"], [Status.ERROR] * 2),
+        (["false", "false", "true", "²"], [Status.ERROR] * 2),
         (["None", "-", "0", "null"], []),
-        (["0.25", "0.5", "1.5", "2.5"], []),  # an amount
+        (["0.0", "0.5", "1.5", "2.5"], []),
     ],
     ids=["codes and names", "flags", "nothing", "amounts"],
 )
