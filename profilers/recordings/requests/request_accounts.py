@@ -687,8 +687,9 @@ class _Ledger:
                 f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99{self._slowest_route()}."
             )
         elif (self.terms or route) and self.model.samples:
-            inputs = dict.fromkeys(name for term in self.terms for name in term.inputs if name in self.table.features)
-            names = ", ".join((*inputs, *route)) or "its inputs"
+            known = {*self.table.features, *self.table.possible}
+            inputs = dict.fromkeys(name for term in self.terms for name in term.inputs if name in known)
+            names = ", ".join((*inputs, *route))
             self.notes.append(f"The service time does not follow {names}: nothing is attributed to inputs.")
         for name, part in self.parts.items():
             evidence[_cause_of(name).id] = (

@@ -348,6 +348,15 @@ def test_users_who_think_are_a_closed_loop(users: int, servers: int, think: floa
     assert any(f"Closed loop: {users} users" in note and "coordinated omission" in note for note in notes)
 
 
+def test_inputs_of_little_effect_are_named_once() -> None:
+    """A step that is earned, but explains less than a tenth of the spread."""
+    table = simulated("quiet", 1, servers=8, load=0.05)
+    step = 1 + 0.18 * (table.features["size"] > 1100)
+    latency = TYPICAL_NS * step * np.random.default_rng(1).lognormal(0, 0.3, len(table))
+    notes = diagnosed(replace(table, latency_ns=np.rint(latency).astype(np.int64))).notes
+    assert "The service time does not follow size: nothing is attributed to inputs." in notes
+
+
 @pytest.mark.parametrize("load", [0.4, 0.6])
 def test_two_workers_that_are_often_idle_are_no_steady_load(load: float) -> None:
     """A server's own log, whose times begin when a worker takes the request."""
