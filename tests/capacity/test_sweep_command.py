@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from latfix.cli.commands.running.sweep import parse_numbers, parse_variants
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 from tests.adapters import sleeper
-
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
+from tests.conftest import Cli, WriteWorkload
 
 #: Serves a batch in 6 ms and 2 ms for each member: 125 a second one by one.
 SLEEPER = sleeper("0.006 + 0.002 * len(x)")

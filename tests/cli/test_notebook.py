@@ -19,6 +19,7 @@ from latfix.errors import InputError
 from latfix.results import read_result
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization
+from tests.conftest import WriteWorkload
 from tests.reports.conftest import make_document
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -27,7 +28,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 def notebook(
-    service: Any, cli: Any, write_workload: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Any, cli: Any, write_workload: WriteWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A working directory with ``my_workload`` and a run of it in ``run``; replays are simulated."""
     write_workload(tmp_path / "my_workload", traffic=[{"arrival_s": k * 0.1, "tokens": k} for k in range(300)])

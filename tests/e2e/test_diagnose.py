@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.stages import STAGES
+from tests.conftest import Cli, WriteWorkload
 
 pytestmark = pytest.mark.slow
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 
 LOUD = """
 import os

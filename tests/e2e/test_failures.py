@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import runner_process
+from tests.conftest import Cli, WriteWorkload
 
 pytestmark = pytest.mark.slow
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 
 ADAPTER = """
 import os

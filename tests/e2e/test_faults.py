@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,10 @@ import pytest
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import runner_process
 from latfix.stages import STAGES
+from tests.conftest import Cli, WriteWorkload
 
 pytestmark = pytest.mark.slow
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 
 ADAPTER = """
 import resource, sys, threading, time

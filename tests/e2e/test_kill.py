@@ -18,11 +18,10 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
+from tests.conftest import Cli, WriteWorkload
 
 pytestmark = pytest.mark.slow
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 
 #: Tests started in the background ignore Ctrl-C, and so do their children.
 PROGRAM = """

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.results.optimization_step import Step
 from latfix.runners.fixes import FIXES
 from tests.adapters import sleeper
+from tests.conftest import Cli, WriteWorkload
 
 pytestmark = pytest.mark.slow
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 
 STEADY = sleeper("0.002")
 WINDOW = {"max_batch_size": 16, "batch_window_ms": 80.0, "warmup_requests": 4}

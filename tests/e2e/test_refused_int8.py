@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from latfix.config.plan import read_plan
+from tests.conftest import Cli, WriteWorkload
 
 pytestmark = pytest.mark.slow
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 
 #: A FRAGILE layer multiplies its first input, which is always zero, by weights hundreds of times as large as the
 #: others. int8 has one scale for the whole layer: all other weights become zero, and the layer a constant. The last

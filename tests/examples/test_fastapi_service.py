@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from latfix.config.plan import Plan, PlannedFix, write_plan
+from tests.conftest import WriteWorkload
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -48,7 +49,7 @@ TRAFFIC = [{"arrival_s": 0.01 * k, "value": k} for k in range(10)]
 
 
 @pytest.fixture(scope="module")
-def arranged(tmp_path_factory: pytest.TempPathFactory, write_workload: Callable[..., Path]) -> dict[str, str]:
+def arranged(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> dict[str, str]:
     """The service's environment: a workload and a plan."""
     base = tmp_path_factory.mktemp("service")
     folder = write_workload(base / "w", adapter=ADAPTER, traffic=TRAFFIC)

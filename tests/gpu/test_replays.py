@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.gpu.marks import ON_CUDA
 
 pytestmark = ON_CUDA
 
-WriteWorkload = Callable[..., Path]
 _DEVICE = "cuda:0"
 _COUNT = 160
 _ADAPTER = """

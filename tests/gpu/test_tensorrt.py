@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from latfix.runners.model_files import open_model
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.gpu.marks import ON_CUDA
 
 pytestmark = [
@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(bool(backend_missing("tensorrt")), reason=backend_missing("tensorrt") or "installed"),
 ]
 
-WriteWorkload = Callable[..., Path]
 
 ENCODER = """
 import torch

@@ -16,6 +16,7 @@ from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, C
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
 
+Simulate = Callable[..., RunRecord]
 MS = 1_000_000
 WORKER, PREPARE, OTHER = 9000, 9100, 9200
 
@@ -260,6 +261,6 @@ def _columns(rows: npt.NDArray[Any]) -> Columns:
 
 
 @pytest.fixture(scope="session")
-def simulate() -> Callable[..., RunRecord]:
+def simulate() -> Simulate:
     """Simulate a run; keyword arguments are the fields of :class:`Plan`."""
     return lambda **plan: _Run(Plan(**plan)).record()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +13,7 @@ from latfix.reports.ci.ci_summary import read_summary
 from latfix.reports.ci.junit import junit_xml
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
 from tests.records import build_record
 
@@ -23,7 +23,7 @@ PAUSED = dict.fromkeys(range(7, 600, 25), ("gc", 30.0))
 
 
 @pytest.fixture
-def arms(simulate: Callable[..., RunRecord]) -> Arms:
+def arms(simulate: Simulate) -> Arms:
     return [simulate()], [simulate(compute_faults=PAUSED)]
 
 

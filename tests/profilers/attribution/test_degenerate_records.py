@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from hypothesis import strategies as st
 from latfix.formatting import counted
 from latfix.profilers.diagnose import diagnose, write_causes
 from latfix.results.diagnosis import Diagnosis
-from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES
 from latfix.traffic.parsed_fields import RECORDED
-
-Simulate = Callable[..., RunRecord]
+from tests.profilers.conftest import Simulate
 
 
 def check(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
 
-Simulate = Callable[..., RunRecord]
 Ints = npt.NDArray[np.int64]
 
 MS = 1_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from latfix.run_record.chunked_record import RecordFile
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS
 from latfix.stages import Status
+from tests.profilers.conftest import Simulate
 from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded
 from tests.run_record.test_chunked_record import write_run
-
-Simulate = Callable[..., RunRecord]
 
 
 def _cut_off(record: RunRecord, share: float, status: Status = Status.TIMEOUT) -> RunRecord:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from latfix.profilers.attribution.tail import Median
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
-from latfix.run_record.run_record import RunRecord
-
-Simulate = Callable[..., RunRecord]
+from tests.profilers.conftest import Simulate
 
 
 @pytest.mark.slow

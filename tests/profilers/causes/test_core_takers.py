@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +21,8 @@ from latfix.profilers.causes.host.core_takers import (
 )
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES
-from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
 
 S = 1_000_000_000
@@ -159,7 +158,7 @@ def test_the_last_readings_of_a_watch_name_the_neighbors_of_that_time() -> None:
     assert last_takers([*hog, (4 * S, ALL_SERIES, 0.2 * S)]) == "", "a tenth of a core, after the hog"
 
 
-def test_the_culprit_is_named(simulate: Callable[..., RunRecord]) -> None:
+def test_the_culprit_is_named(simulate: Simulate) -> None:
     # GIVEN requests that wait for a core in the tenth second, when another process has both
     hit = dict.fromkeys(range(190, 200), ("runq", 60.0))
     record = simulate(rate=20, compute_faults=hit)

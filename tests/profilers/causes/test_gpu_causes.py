@@ -11,9 +11,9 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.diagnosed import causes_of, own_ms
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples, sample_columns
 
-Simulate = Callable[..., RunRecord]
 _MS = 1_000_000
 #: Requests in six stretches of some seconds; with fewer stretches, a resample may contain hardly any.
 _STRETCHES = tuple(range(first, first + 40) for first in range(100, 880, 130))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,9 @@ from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
 
-Simulate = Callable[..., RunRecord]
 MS = 1_000_000
 
 

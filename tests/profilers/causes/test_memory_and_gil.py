@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +17,9 @@ from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.distributions import normal_quantile
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
 
-Simulate = Callable[..., RunRecord]
 Chosen = npt.NDArray[np.int64]
 
 MS = 1_000_000

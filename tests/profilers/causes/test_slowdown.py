@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import PACE
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
 
-Simulate = Callable[..., RunRecord]
 STRUCK = dict.fromkeys(range(20, 600, 15), ("cpu", 60.0))
 QUIET_NS, TICK_NS = 100_000.0, 1_000_000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from latfix.profilers.evidence.units import gather
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.diagnosed import causes_of, diagnosed, own_ms
+from tests.profilers.conftest import Simulate
 
-Simulate = Callable[..., RunRecord]
 _MS = 1_000_000
 _HIT = [k for first in range(60, 880, 60) for k in range(first, first + 12)]
 _BYTES = 4 << 20

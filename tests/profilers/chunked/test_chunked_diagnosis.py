@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from latfix.profilers.diagnose import diagnose
 from latfix.reports.html.pages import write_run_report
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.conftest import Simulate
 
-Simulate = Callable[..., RunRecord]
 SMALL = Scale(limit=1_000, chunk=3_000, stretches=8, stretch=2_000, listed=400)
 N = 24_000
 #: When traffic is many times as dense for four seconds, in milliseconds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.latency_summary import summarize_ms
-
-Simulate = Callable[..., RunRecord]
+from tests.profilers.conftest import Simulate
 
 #: A service that gains from batches, with varied inputs, busy enough for queues.
 BUSY: dict[str, Any] = {"n": 1500, "rate": 70.0, "seed": 5, "max_batch": 4, "base": 6.0, "per_item": 0.05}

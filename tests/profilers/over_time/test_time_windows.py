@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -13,10 +11,9 @@ from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Window
-from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
+from tests.profilers.conftest import Simulate
 
-Simulate = Callable[..., RunRecord]
 MS = 1_000_000
 
 

@@ -21,11 +21,10 @@ from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
+from tests.conftest import WriteWorkload
 from tests.runners.backends import padded_service
 from tests.runners.backends.padded_service import loaded, traffic, verified
 from tests.runners.engine.served import loaded_service
-
-WriteWorkload = Callable[..., Path]
 
 PADDED = padded_service.PADDED.replace("EACH", "x")
 BACKENDS = [

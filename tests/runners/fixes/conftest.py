@@ -22,6 +22,8 @@ from tests.profilers.samples import values_in_order
 from tests.records import build_record, cause_summary, zeros
 
 MakeRecord = Callable[..., RunRecord]
+MakeContext = Callable[..., Context]
+Verify = Callable[..., Verified]
 
 _MS = 1_000_000
 #: Before any fix: every one of them has something to change here.
@@ -217,7 +219,7 @@ def make_record() -> MakeRecord:
 
 
 @pytest.fixture(scope="session")
-def make_context() -> Callable[..., Context]:
+def make_context() -> MakeContext:
     """A context of a record, settings, shares of the tail by cause, and other fields."""
 
     def make(
@@ -240,7 +242,7 @@ def uncalled() -> frozenset[str]:
 
 
 @pytest.fixture(scope="session")
-def calling(make_record: MakeRecord, make_context: Callable[..., Context]) -> Callable[..., Context]:
+def calling(make_record: MakeRecord, make_context: MakeContext) -> MakeContext:
     """A context in which a fix applies, under the settings given."""
 
     def call(fix: Fix, *settings: RunnerSettings) -> Context:
@@ -253,7 +255,7 @@ def calling(make_record: MakeRecord, make_context: Callable[..., Context]) -> Ca
 
 
 @pytest.fixture(scope="session")
-def verified() -> Callable[..., Verified]:
+def verified() -> Verify:
     """What a fix makes of a run with it and one without, and of the service's evidence."""
 
     def verify(fix: str, run: RunRecord, without: RunRecord | None = None, **evidence: Any) -> Verified:

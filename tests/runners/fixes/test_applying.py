@@ -17,13 +17,13 @@ from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Context, Fix
+from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.host import apply_plan
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.settings import Precision, RunnerSettings
+from tests.runners.fixes.conftest import MakeContext
 
 Make = Callable[..., RunRecord]
-MakeContext = Callable[..., Context]
 
 CONV = "torch.nn.modules.conv.Conv2d"
 LINEAR = "torch.nn.modules.linear.Linear"
@@ -34,7 +34,7 @@ BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
 def test_a_fix_applies_changes_something_and_then_applies_no_more(
-    fix: Fix, calling: Callable[..., Context], before: RunnerSettings, tmp_path: Path
+    fix: Fix, calling: MakeContext, before: RunnerSettings, tmp_path: Path
 ) -> None:
     now = calling(fix)
     assert fix.obstacle(now) == ""
@@ -244,7 +244,7 @@ def test_numbers_to_choose_from_are_others_than_now(
 
 
 def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
-    calling: Callable[..., Context], before: RunnerSettings
+    calling: MakeContext, before: RunnerSettings
 ) -> None:
     fix = BY_ID["batch.continuous"]
     alone = calling(fix, before.with_overrides({"max_batch_size": 1}))

@@ -33,13 +33,13 @@ from latfix.runners.gpu_memory.caching_allocator import (
     reserve,
 )
 from latfix.settings import RunnerSettings
+from tests.runners.fixes.conftest import MakeContext
 
 _MIB = 1 << 20
 _TOTAL = 1280 * _MIB
 _BY_ID = {fix.id: fix for fix in FIXES}
 _DEVICE_FIXES = ("memory.pool", "memory.device_allocator", "memory.limit")
 
-MakeContext = Callable[..., Context]
 Play = Callable[..., RunRecord]
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from latfix.profilers.gpu.alloc_conf import ALLOC_CONF
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
+from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.host.process_setup import KEEP_FREED, tunables_text
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
+from tests.runners.fixes.conftest import MakeContext, Verify
 
 Make = Callable[..., RunRecord]
-Verify = Callable[..., Verified]
 Run = Mapping[str, Any]
 
 MIB = 1 << 20
@@ -318,7 +318,7 @@ LEFT_ALONE: dict[str, Any] = {
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
 @pytest.mark.parametrize("known", [LEFT_ALONE, {}], ids=["told", "untold"])
 def test_a_setting_that_did_nothing_is_not_taken_for_effective(
-    fix: Fix, known: Run, calling: Callable[..., Context], make_record: Make, verified: Verify
+    fix: Fix, known: Run, calling: MakeContext, make_record: Make, verified: Verify
 ) -> None:
     """The settings ask for it, the plan will say so, and the service is as it was."""
     run = make_record(**CHANCE, **known, settings=fix.changes(calling(fix))[0])

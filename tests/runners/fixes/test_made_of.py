@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.runners.fixes import FIXES, Context
+from latfix.runners.fixes import FIXES
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.runners.engine.served import loaded_service
+from tests.runners.fixes.conftest import MakeContext
 from tests.runners.model_files.conftest import written
-
-WriteWorkload = Callable[..., Path]
-MakeContext = Callable[..., Context]
 
 SESSION = """
 import numpy as np

@@ -24,8 +24,11 @@ class Planted:
         return f"http://127.0.0.1:{self.port}{path}"
 
 
+Plant = Callable[..., Planted]
+
+
 @pytest.fixture
-def planted() -> Iterator[Callable[..., Planted]]:
+def planted() -> Iterator[Plant]:
     """Start a service with a fault, by default ``planted_service.py``; it ends after the test."""
     processes: list[subprocess.Popen[str]] = []
 

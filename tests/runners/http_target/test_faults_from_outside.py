@@ -20,10 +20,8 @@ import pytest
 
 from latfix.profilers.diagnose import diagnose as attribute
 from latfix.run_record.run_record import RunRecord
-from tests.runners.http_target.conftest import Planted
+from tests.runners.http_target.conftest import Plant
 from tests.runners.http_target.test_http_diagnose import OF_A_CROWD, causes_of, diagnose, write_arrivals
-
-Plant = Callable[..., Planted]
 
 #: A busy machine adds these to any fault.
 _OF_THE_MACHINE = {*OF_A_CROWD, "network.connect"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target import http_session
 from latfix.runners.http_target.address import Trust, parse_address
 from latfix.traffic.sent_ids import sent_id, trace_of
-from tests.runners.http_target.conftest import Planted
+from tests.runners.http_target.conftest import Plant
 
-Plant = Callable[..., Planted]
 OF_A_CROWD = ("host.contention", "observer")
 
 

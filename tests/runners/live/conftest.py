@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from latfix import Runner, load_runner
+from tests.conftest import WriteWorkload
 
-WriteWorkload = Callable[..., Path]
 MakeRunner = Callable[..., Runner]
 
 #: Answers twice the feature ``value``; ``payload`` may hold a function for ``prepare`` and one for ``finish``.

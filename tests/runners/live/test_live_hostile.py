@@ -12,8 +12,8 @@ import pytest
 
 from latfix import Request, Runner
 from latfix.errors import InputError
+from tests.runners.live.conftest import MakeRunner
 
-MakeRunner = Callable[..., Runner]
 Ask = Callable[[Runner, Any], Any]
 
 

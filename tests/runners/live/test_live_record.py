@@ -23,8 +23,7 @@ from latfix.profilers.recordings.reader import ReadOptions
 from latfix.run_record.live_record import live_parts, load_live
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.live import live_record
-
-MakeRunner = Callable[..., latfix.Runner]
+from tests.runners.live.conftest import MakeRunner
 
 
 def _serve(runner: latfix.Runner, count: int, payload: Callable[[int], Any] = lambda _: None) -> None:

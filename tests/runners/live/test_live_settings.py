@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +11,7 @@ from latfix import Runner
 from latfix.runners.live import runner as live
 from latfix.stages import STAGES
 from tests.runners.engine.served import engine_threads
-
-MakeRunner = Callable[..., Runner]
+from tests.runners.live.conftest import MakeRunner
 
 #: Works in ``steps`` steps; answers the request's number multiplied by them.
 STEPPED = """

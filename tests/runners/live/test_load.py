@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import latfix
-from latfix import Runner, load_runner
+from latfix import load_runner
 from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.errors import InputError, RunnerError
 from latfix.runners.host import start_environment as environment
 from latfix.runners.host.start_environment import EnvironmentWarning
 from tests.runners.engine.served import engine_threads
+from tests.runners.live.conftest import MakeRunner
 
-MakeRunner = Callable[..., Runner]
 WriteHooked = Callable[..., Path]
 
 #: Writes the requests that it prepares to a file in its folder.

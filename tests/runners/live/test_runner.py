@@ -27,8 +27,7 @@ from latfix.runners.live import load as live_load
 from latfix.runners.live import runner as live
 from latfix.stages import STAGES, Status
 from tests.runners.engine.served import engine_threads
-
-MakeRunner = Callable[..., Runner]
+from tests.runners.live.conftest import MakeRunner
 
 ENDED = {"ok", "error", "timeout", "shed", "cancelled"}
 

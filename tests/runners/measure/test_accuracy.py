@@ -27,9 +27,8 @@ from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.runners.engine.served import loaded_service
-
-WriteWorkload = Callable[..., Path]
 
 #: The class is that of the largest of three products; evaluate knows the right one of each request.
 LABELLED = """

@@ -29,8 +29,7 @@ from latfix.runners.model_transforms.layer_times import layer_times
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-
-WriteWorkload = Callable[..., Path]
+from tests.conftest import WriteWorkload
 
 #: Layer 1 has one weight a thousand times as large as the others of its row, which int8 rounds away; the answer
 #: depends on the small ones.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from latfix.runners.replay.runner_main import Child
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
-
-WriteWorkload = Callable[..., Path]
+from tests.conftest import WriteWorkload
 
 SMALL = """
 import torch

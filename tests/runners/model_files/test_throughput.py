@@ -20,8 +20,8 @@ from latfix.runners.backend_comparison.throughput import Work, one_pass_s, rate,
 from latfix.runners.backends.onnx_export import example_of
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.traffic.io.reader import read_traffic
+from tests.conftest import WriteWorkload
 
-WriteWorkload = Callable[..., Path]
 MS = 1_000_000
 
 LINEAR = """

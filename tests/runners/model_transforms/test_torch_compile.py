@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.service.loaded_service import Service
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.records import build_record
 from tests.runners.engine.served import loaded_service
-
-WriteWorkload = Callable[..., Path]
 
 SMALL = """
 import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from latfix.runners.model_transforms.precision import (
     quantizable,
 )
 from latfix.runners.service.forward_census import census, weight_kinds
+from tests.conftest import WriteWorkload
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'latfix[quantization]'")
 
@@ -222,7 +222,7 @@ def test_a_forward_pass_shows_layers_and_their_products(precision: Any, operator
 
 
 def test_settings_reach_torchao(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: Callable[..., Path]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
     """From settings to loaded service, with the CPU as the GPU; compiled without constant weights."""
     from latfix.runners.service import load as loading
@@ -258,7 +258,7 @@ def test_settings_reach_torchao(
 
 
 def test_an_assertion_of_torchao_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: Callable[..., Path]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
     from latfix.errors import RunnerError
     from latfix.runners.service import load as loading

@@ -27,9 +27,9 @@ from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.runners.service.loaded_service import Service
 from latfix.runners.service.numa_weights import bring_home, copy_weights
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.runners.engine.served import loaded_service
 
-WriteWorkload = Callable[..., Path]
 Serve = Callable[..., tuple[Service, dict[str, Any]]]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux only")

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +25,7 @@ from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
 from latfix.runners.replay.run_session import Replay, prepare_folder, run
 from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.settings import RunnerSettings
-
-WriteWorkload = Callable[..., Path]
-
+from tests.conftest import WriteWorkload
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +13,9 @@ from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
 from latfix.runners.scheduling.control import Steering
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 from latfix.settings import RunnerSettings
+from tests.runners.scheduling.conftest import Offer
 
 MS = 1_000_000
-Offer = Callable[..., list[Offered]]
 SIZE = 4
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,11 @@ from latfix.profilers.diagnose import diagnose
 from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import Backlog, FixedLimits, Limits, Ordering
-from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
+from tests.runners.scheduling.conftest import Offer, Recorded
 
 MS = 1_000_000
 PAUSE = 60 * MS
-Offer = Callable[..., list[Offered]]
-Recorded = Callable[..., RunRecord]
 
 
 def mixed_lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

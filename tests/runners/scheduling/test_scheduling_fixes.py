@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,10 +24,9 @@ from latfix.runners.fixes.schedule import priority as schedule_priority
 from latfix.runners.fixes.schedule import shortest_expected as schedule_shortest_expected
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking
 from latfix.settings import RunnerSettings
+from tests.runners.scheduling.conftest import Offer, Recorded
 
 MS = 1_000_000
-Offer = Callable[..., list[Offered]]
-Recorded = Callable[..., RunRecord]
 FIXES: tuple[Fix, ...] = (
     batch_adaptive.FIX,
     schedule_priority.FIX,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ from latfix.runners.service.load import load_models, pool_applies
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.conftest import WriteWorkload
 from tests.records import build_record
 from tests.runners.engine.served import loaded_service
-
-WriteWorkload = Callable[..., Path]
 
 LINEAR = """
 import torch

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from latfix.runners.backend_comparison import comparison as table
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.reader import read_traffic
 from tests.cli.conftest import Cli, refused
+from tests.conftest import WriteWorkload
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> No
 
 
 def test_a_model_that_takes_one_request_at_a_time(
-    traffic: Path, write_workload: Callable[..., Path], tmp_path: Path
+    traffic: Path, write_workload: WriteWorkload, tmp_path: Path
 ) -> None:
     """A batch of 8 is the command's own idea: that the model refuses it is no failure."""
     adapter = """

@@ -24,6 +24,7 @@ from latfix.runners.replay.run_session import Interrupted, Replay
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused
+from tests.conftest import WriteWorkload
 
 
 class Search:
@@ -107,7 +108,7 @@ def search(service: Any, monkeypatch: pytest.MonkeyPatch) -> Search:
 
 
 @pytest.fixture
-def optimize(search: Search, cli: Cli, write_workload: Callable[..., Path], tmp_path: Path) -> Cli:
+def optimize(search: Search, cli: Cli, write_workload: WriteWorkload, tmp_path: Path) -> Cli:
     """Calls `latfix optimize` on a workload of 300 requests, by default into the folder ``o``."""
     del search
     workload = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.1} for k in range(300)])

@@ -15,9 +15,9 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
 
-Simulate = Callable[..., RunRecord]
 Floats = npt.NDArray[np.float64]
 N = 900
 AGE = np.arange(N) / N

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
 from latfix.runners.service.batch_shapes import traffic_shapes
 from latfix.runners.service.loaded_service import Service
+from tests.conftest import WriteWorkload
 from tests.runners.backends import padded_service
 from tests.runners.backends.padded_service import loaded, traffic
-
-WriteWorkload = Callable[..., Path]
 
 #: The running sum stays in PyTorch.
 PADDED = padded_service.PADDED.replace("EACH", "torch.cumsum(x, 1)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +19,7 @@ from latfix.runners.model_files import open_model
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-
-WriteEngine = Callable[..., Path]
+from tests.runners.backends.tensorrt.conftest import WriteEngine
 
 
 def traffic(*lengths: int) -> Traffic:

@@ -10,9 +10,7 @@ import pytest
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Applied, Context
 from latfix.settings import RunnerSettings
-
-MakeRecord = Callable[..., RunRecord]
-MakeContext = Callable[..., Context]
+from tests.runners.fixes.conftest import MakeContext, MakeRecord
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,11 @@ import pytest
 
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Context, Fix, Verified
+from latfix.runners.fixes import FIXES, Context, Fix
 from latfix.settings import RunnerSettings
+from tests.runners.fixes.conftest import MakeContext, Verify
 
 Make = Callable[..., RunRecord]
-MakeContext = Callable[..., Context]
-Verify = Callable[..., Verified]
 
 BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
 BF16, FP16 = "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"

@@ -12,9 +12,9 @@ import pytest
 from latfix.queueing.adaptive_batching import EVERY, BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import FixedLimits, Limits
+from tests.runners.scheduling.conftest import Offer
 
 MS = 1_000_000
-Offer = Callable[..., list[Offered]]
 Cost = Callable[[int], float]
 SIZES, WINDOWS_MS = (1, 2, 4, 8, 16), (10, 30, 100)
 

@@ -17,7 +17,8 @@ from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from tests.records import worker_rows
-from tests.runners.scheduling.test_diagnosis_of_policies import MS, PAUSE, Offer, Recorded, mixed_lengths
+from tests.runners.scheduling.conftest import Offer, Recorded
+from tests.runners.scheduling.test_diagnosis_of_policies import MS, PAUSE, mixed_lengths
 
 
 def _as_simulated(run: Routed) -> Simulated:
