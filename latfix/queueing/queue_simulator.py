@@ -73,23 +73,24 @@ class Discipline:
     begun: Callable[[SimulatedBatch], None] | None = None
 
 
+#: A batch of a :class:`Log`: how many requests it has; the oldest that waited when it opened; the one that filled and
+#: thereby closed it, else the opener.
+_BATCH = np.dtype(
+    [(name, np.int64) for name in ("size", "worker", "opener", "filler")]
+    + [(name, np.float64) for name in ("opened", "closed", "end")]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Columns of batches in the order in which workers opened them.
+    """The batches, in the order in which workers opened them.
 
-    :param members: requests, batch after batch; ``size`` how many each has.
-    :param opener: the oldest waiting request when the batch opened.
-    :param filler: the request that filled and thereby closed it, else the opener.
+    :param members: requests, batch after batch.
+    :param batches: by batch, the values of :data:`_BATCH`.
     """
 
     members: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
-    worker: list[int] = field(default_factory=list)
-    opener: list[int] = field(default_factory=list)
-    filler: list[int] = field(default_factory=list)
-    opened: list[float] = field(default_factory=list)
-    closed: list[float] = field(default_factory=list)
-    end: list[float] = field(default_factory=list)
+    batches: list[tuple[int, int, int, int, float, float, float]] = field(default_factory=list)
 
 
 def form_batches(when: Sequence[float], discipline: Discipline, workers: int) -> Log:
@@ -133,13 +134,7 @@ def form_batches(when: Sequence[float], discipline: Discipline, workers: int) ->
         heapreplace(free, (end, worker))
         if members:
             log.members.extend(members)
-            log.size.append(len(members))
-            log.worker.append(worker)
-            log.opener.append(opener)
-            log.filler.append(filler)
-            log.opened.append(opened)
-            log.closed.append(closed)
-            log.end.append(end)
+            log.batches.append((len(members), worker, opener, filler, opened, closed, end))
             if discipline.begun is not None:
                 batch = SimulatedBatch(
                     members=tuple(members),
@@ -274,9 +269,8 @@ class Replayed:
 
         :param order: requests by position of arrival.
         """
-        size, worker = np.array(log.size, np.int64), np.array(log.worker, np.int64)
-        opened, closed = np.array(log.opened, np.float64), np.array(log.closed, np.float64)
-        opener, filler = np.array(log.opener, np.int64), np.array(log.filler, np.int64)
+        columns = np.array(log.batches, _BATCH)
+        size, worker, opener, filler, opened, closed, end = (columns[name].copy() for name in _BATCH.names or ())
         turn = np.argsort(worker, kind="stable")
         previous = np.full(len(size), -1)
         same = worker[turn[1:]] == worker[turn[:-1]]
@@ -291,7 +285,7 @@ class Replayed:
             filler=order[filler],
             opened=opened,
             closed=closed,
-            end=np.array(log.end, np.float64),
+            end=end,
             timed=(closed > opened) & (filler == opener),
         )
 
@@ -344,13 +338,7 @@ def _form_in_order(policy: Policy, when: list[float], load: Floats, reference: l
             filler, closed = (behind - 1, when[behind - 1]) if full else (head, due)
         end = closed + reference[behind - head] + running[behind] - running[head]
         heapreplace(free, (end, worker))
-        log.size.append(behind - head)
-        log.worker.append(worker)
-        log.opener.append(head)
-        log.filler.append(filler)
-        log.opened.append(opened)
-        log.closed.append(closed)
-        log.end.append(end)
+        log.batches.append((behind - head, worker, head, filler, opened, closed, end))
         head = behind
     return log
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from latfix.config.plan import Plan, PlannedFix
 from latfix.reports.server_configs.export import TARGETS, Export, export
@@ -57,33 +60,8 @@ def parsed(target: str, settings: Mapping[str, Any], workload: str = "ranker") -
 
 
 def read_protobuf_text(text: str) -> dict[str, Any]:
-    """Fields by name; a repeated one as a list."""
-    tokens = re.findall(r'"(?:[^"\\\n]|\\.)*"|[{}]|:|[^\s{}:#"]+', re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
-
-    def message(at: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        while at < len(tokens) and tokens[at] != "}":
-            name, after = tokens[at], tokens[at + 1]
-            assert re.fullmatch("[a-z_]+", name), f"a field's name, not {name}"
-            assert after in (":", "{")
-            value: Any
-            if after == "{":
-                value, at = message(at + 2)
-                assert tokens[at] == "}"
-            else:
-                at += 2
-                value = tokens[at] if re.fullmatch("[A-Z_]+", tokens[at]) else json.loads(tokens[at])
-            at += 1
-            found[name] = (
-                [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
-                if (name in found)
-                else value
-            )
-        return found, at
-
-    read, end = message(0)
-    assert end == len(tokens)
-    return read
+    """Fields by name, as Triton reads them; those at their default are left out."""
+    return MessageToDict(text_format.Parse(text, ModelConfig()), preserving_proto_field_name=True)
 
 
 def read_yaml(text: str) -> Any:
@@ -179,33 +157,28 @@ def test_triton() -> None:
     assert config == {
         "name": "ranker",
         "max_batch_size": 16,
-        "dynamic_batching": {"max_queue_delay_microseconds": 2500},
-        "instance_group": {"count": 4},
+        "dynamic_batching": {"max_queue_delay_microseconds": "2500"},
+        "instance_group": [{"count": 4}],
     }
     config = parsed("triton", EVERYTHING | {"backend": "tensorrt", "precision": "fp16", "cuda_graphs": True})
-    assert config["instance_group"] == {"kind": "KIND_GPU", "gpus": [1, 2], "count": 2}
+    assert config["instance_group"] == [{"kind": "KIND_GPU", "gpus": [1, 2], "count": 2}]
     assert config["dynamic_batching"]["default_queue_policy"] == {
         "max_queue_size": 64,
-        "timeout_action": "REJECT",
-        "default_timeout_microseconds": 1_500_000,
+        "default_timeout_microseconds": "1500000",
         "allow_timeout_override": True,
     }
-    accelerator = config["optimization"]["execution_accelerators"]["gpu_execution_accelerator"]
+    (accelerator,) = config["optimization"]["execution_accelerators"]["gpu_execution_accelerator"]
     assert accelerator["name"] == "tensorrt" and config["backend"] == "onnxruntime"
-    assert {each["key"]: each["value"] for each in accelerator["parameters"]} == {
-        "precision_mode": "FP16",
-        "trt_cuda_graph_enable": "true",
-    }
+    assert accelerator["parameters"] == {"precision_mode": "FP16", "trt_cuda_graph_enable": "true"}
     openvino = parsed("triton", {"backend": "openvino", "intra_op_threads": 2})
-    assert openvino["optimization"]["execution_accelerators"] == {"cpu_execution_accelerator": {"name": "openvino"}}
-    assert openvino["parameters"] == {"key": "intra_op_thread_count", "value": {"string_value": "2"}}
+    assert openvino["optimization"]["execution_accelerators"] == {"cpu_execution_accelerator": [{"name": "openvino"}]}
+    assert openvino["parameters"] == {"intra_op_thread_count": {"string_value": "2"}}
 
 
 def test_triton_forms_batches_of_a_plan_that_only_sets_their_size() -> None:
     """Without ``dynamic_batching`` Triton would serve requests one by one."""
     config = parsed("triton", {"max_queue": 64, "max_batch_size": 16})
-    policy = {"max_queue_size": 64}
-    assert config["dynamic_batching"] == {"default_queue_policy": policy, "max_queue_delay_microseconds": 0}
+    assert config["dynamic_batching"] == {"default_queue_policy": {"max_queue_size": 64}}
     (note,) = exported("triton", {"max_batch_size": 16}).notes
     assert "max_queue_delay_microseconds" in note
     assert "dynamic_batching" not in parsed("triton", {"max_batch_size": 1})
