@@ -13,8 +13,8 @@ from latfix.reports.ci.ci_summary import read_summary
 from latfix.reports.ci.junit import junit_xml
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
+from tests.profilers.simulated_runs import simulate
 from tests.records import build_record
 
 Arms = tuple[list[RunRecord], list[RunRecord]]
@@ -23,7 +23,7 @@ PAUSED = dict.fromkeys(range(7, 600, 25), ("gc", 30.0))
 
 
 @pytest.fixture
-def arms(simulate: Simulate) -> Arms:
+def arms() -> Arms:
     return [simulate()], [simulate(compute_faults=PAUSED)]
 
 

@@ -18,7 +18,7 @@ from latfix.profilers.diagnose import diagnose, write_causes
 from latfix.results.diagnosis import Diagnosis
 from latfix.stages import STAGES
 from latfix.traffic.parsed_fields import RECORDED
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 
 def check(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def check(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_few_requests(simulate: Simulate, n: int) -> None:
+def test_few_requests(n: int) -> None:
     diagnosis = diagnose(simulate(n=n, rate=10))
     document = check(diagnosis)
     assert document["requests"]["ok"] == n
@@ -40,7 +40,7 @@ def test_few_requests(simulate: Simulate, n: int) -> None:
         assert diagnosis.verdict == "inconclusive" and "No request ended ok" in diagnosis.sentence
 
 
-def test_all_errors(simulate: Simulate) -> None:
+def test_all_errors() -> None:
     diagnosis = diagnose(simulate(n=50, status=dict.fromkeys(range(50), 1)))
     check(diagnosis)
     assert diagnosis.verdict == "losing"
@@ -48,14 +48,14 @@ def test_all_errors(simulate: Simulate) -> None:
     assert diagnosis.to_json()["latency_ms"]["p99"] is None and diagnosis.to_json()["latency_ms_ok"]["p99"] is None
 
 
-def test_a_service_that_died_early(simulate: Simulate) -> None:
+def test_a_service_that_died_early() -> None:
     """Its answers are all in the first twelfth of the run, in one fold of the models of work."""
     diagnosis = diagnose(simulate(n=240, status=dict.fromkeys(range(20, 240), 1)))
     check(diagnosis)
     assert diagnosis.verdict == "losing" and diagnosis.requests["ok"] == 20
 
 
-def test_failures_are_counted_separately_and_noted(simulate: Simulate) -> None:
+def test_failures_are_counted_separately_and_noted() -> None:
     diagnosis = diagnose(simulate(n=200, status=dict.fromkeys(range(0, 200, 10), 2)))
     check(diagnosis)
     assert len(diagnosis.ledger.latency_ns) == 180
@@ -63,21 +63,21 @@ def test_failures_are_counted_separately_and_noted(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_even_latencies_are_steady(simulate: Simulate, noise: float) -> None:
+def test_even_latencies_are_steady(noise: float) -> None:
     diagnosis = diagnose(simulate(n=300, arrivals_ms=np.arange(300) * 50.0, noise=noise))
     check(diagnosis)
     assert diagnosis.verdict == "steady" and not any(cause.named for cause in diagnosis.causes)
     assert noise or diagnosis.excess_ms == pytest.approx(0.0, abs=1e-6)
 
 
-def test_partial_run_is_noted_with_its_counts(simulate: Simulate) -> None:
+def test_partial_run_is_noted_with_its_counts() -> None:
     record = simulate(n=200, meta={"state": "interrupted", "scheduled": 500})
     diagnosis = diagnose(replace(record, partial=True))
     assert any("interrupted" in note and "200" in note and "300" in note for note in diagnosis.notes)
     assert diagnosis.partial
 
 
-def test_request_without_its_batch_is_left_out_and_noted(simulate: Simulate) -> None:
+def test_request_without_its_batch_is_left_out_and_noted() -> None:
     record = simulate(n=200)
     batches = {name: column[:-5] for name, column in record.batches.items()}
     diagnosis = diagnose(replace(record, batches=batches))
@@ -86,7 +86,7 @@ def test_request_without_its_batch_is_left_out_and_noted(simulate: Simulate) -> 
     assert any("5 requests that ended ok have no record of their batch" in note for note in diagnosis.notes)
 
 
-def test_failed_batches_whose_members_ended_ok_are_noted(simulate: Simulate) -> None:
+def test_failed_batches_whose_members_ended_ok_are_noted() -> None:
     """Nothing else would show that a service never forms a batch."""
     record = simulate(n=200)
     record.batches["size"][:40], record.batches["retried"][:30] = 3, 1
@@ -99,7 +99,7 @@ def test_failed_batches_whose_members_ended_ok_are_noted(simulate: Simulate) -> 
     assert not any("one by one" in note for note in diagnose(record).notes), "the errors are shown"
 
 
-def test_warmup_is_excluded_but_occupies_the_queue(simulate: Simulate) -> None:
+def test_warmup_is_excluded_but_occupies_the_queue() -> None:
     record = simulate(n=300, rate=20, cold=300.0)
     early = record.requests["index"] < 50
     record.requests["warmup"][early] = 1
@@ -110,18 +110,18 @@ def test_warmup_is_excluded_but_occupies_the_queue(simulate: Simulate) -> None:
     assert diagnosis.verdict != "cold.start"
 
 
-def test_same_record_and_seed_give_the_same_diagnosis(simulate: Simulate) -> None:
+def test_same_record_and_seed_give_the_same_diagnosis() -> None:
     record = simulate(n=300, compute_faults={50: ("gc", 80.0)})
     assert diagnose(record, seed=3).to_json() == diagnose(record, seed=3).to_json()
 
 
-def test_percentile_comes_from_the_objective_unless_given(simulate: Simulate) -> None:
+def test_percentile_comes_from_the_objective_unless_given() -> None:
     record = simulate(n=200, meta={"objective": {"percentile": 95}})
     assert diagnose(record).percentile == 95
     assert diagnose(record, percentile=90).percentile == 90
 
 
-def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) -> None:
+def test_causes_parquet_holds_every_entry(tmp_path: Path) -> None:
     record = simulate(n=300, compute_faults={50: ("gc", 80.0)})
     diagnosis = diagnose(record)
     write_causes(diagnosis, tmp_path / "causes.parquet")
@@ -138,7 +138,7 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     )
 
 
-def test_recorded_latencies_change_no_cause(simulate: Simulate) -> None:
+def test_recorded_latencies_change_no_cause() -> None:
     # GIVEN a replay of imported traffic whose recorded latencies are those of the replay itself
     record = simulate(rate=20)
     recorded = np.full(len(record.traffic), np.nan)
@@ -168,7 +168,6 @@ def test_recorded_latencies_change_no_cause(simulate: Simulate) -> None:
 # Mostly zero work that grows with age: without the growth, its median is negative.
 @example(seed=10_000, n=88, rate=295.0, max_batch=2, window=30.0, workers=3, prepare_threads=1, scramble=True)
 def test_any_record_is_conserved(
-    simulate: Simulate,
     seed: int,
     n: int,
     rate: float,

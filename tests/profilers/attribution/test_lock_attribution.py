@@ -12,8 +12,8 @@ from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
+from tests.profilers.simulated_runs import simulate
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ def pairs(n: int = 400) -> tuple[npt.NDArray[np.float64], Ints]:
     return arrivals, first[10::10]
 
 
-def held(simulate: Simulate, kind: str, *, probe_ms: float = 5.0, preempted: bool = False) -> RunRecord:
+def held(kind: str, *, probe_ms: float = 5.0, preempted: bool = False) -> RunRecord:
     """Two prepare threads and two workers; in every tenth pair the first's prepare is struck and has the lock.
 
     The second's prepare is blocked for as long, with a voluntary switch each switch interval, and the probe waits.
@@ -63,8 +63,8 @@ def shares(diagnosis: Diagnosis) -> dict[str, float]:
     ("kind", "cause"),
     [("faults", "memory.page_faults"), ("runq", "host.contention"), ("cpu", "host.slowdown")],
 )
-def test_a_wait_for_the_lock_belongs_to_what_its_holder_did(simulate: Simulate, kind: str, cause: str) -> None:
-    diagnosis = diagnose(held(simulate, kind, preempted=kind == "runq"))
+def test_a_wait_for_the_lock_belongs_to_what_its_holder_did(kind: str, cause: str) -> None:
+    diagnosis = diagnose(held(kind, preempted=kind == "runq"))
     assert diagnosis.verdict == cause
     assert shares(diagnosis)[cause] > 0.85
     assert shares(diagnosis).get("python.gil", 0.0) < 0.15
@@ -75,10 +75,10 @@ def test_a_wait_for_the_lock_belongs_to_what_its_holder_did(simulate: Simulate, 
         assert found.propagated_ms > 0.3 * found.own_ms
 
 
-def test_the_holder_s_ordinary_work_is_contention_for_the_lock(simulate: Simulate) -> None:
+def test_the_holder_s_ordinary_work_is_contention_for_the_lock() -> None:
     # GIVEN the same waits, and a holder whose long work is what its input needs
     arrivals, holders = pairs()
-    record = held(simulate, "cpu")
+    record = held("cpu")
     record.requests["input_elements"][holders] = record.requests["input_length"][holders] = 3100
     lengths = np.random.default_rng(3).integers(80, 120, len(arrivals))
     plain = np.setdiff1d(np.arange(len(arrivals)), holders)
@@ -91,9 +91,9 @@ def test_the_holder_s_ordinary_work_is_contention_for_the_lock(simulate: Simulat
     assert ledger.propagated_ns[slow][waited].mean() < 0.1 * HELD_MS * MS
 
 
-def test_a_lock_without_a_known_holder_is_the_closure_error(simulate: Simulate) -> None:
+def test_a_lock_without_a_known_holder_is_the_closure_error() -> None:
     # GIVEN waits for the lock while no unit of the service ran, but another thread of the process did
-    record = held(simulate, "blocked")
+    record = held("blocked")
     _, holders = pairs()
     rows = record.requests
     rows["prepare_vcsw"][holders] = rows["prepare_vcsw"][holders + 1]
@@ -107,8 +107,8 @@ def test_a_lock_without_a_known_holder_is_the_closure_error(simulate: Simulate) 
     assert diagnose(record).ledger.conservation_error_ns() == 0
 
 
-def test_chunks_blame_the_same_holders(simulate: Simulate) -> None:
-    record = held(simulate, "faults")
+def test_chunks_blame_the_same_holders() -> None:
+    record = held("faults")
     whole = diagnose(record)
     pieces = diagnose(record, scale=Scale(limit=0, chunk=100, stretches=4, stretch=90, listed=400))
     assert pieces.pieces is not None and pieces.pieces > 1

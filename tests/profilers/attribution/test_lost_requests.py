@@ -22,8 +22,8 @@ from latfix.run_record.chunked_record import RecordFile
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS
 from latfix.stages import Status
-from tests.profilers.conftest import Simulate
 from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded
+from tests.profilers.simulated_runs import simulate
 from tests.run_record.test_chunked_record import write_run
 
 
@@ -45,12 +45,12 @@ def _cut_off(record: RunRecord, share: float, status: Status = Status.TIMEOUT) -
     return replace(record, requests=rows)
 
 
-def _quiet(simulate: Simulate, **changes: Any) -> RunRecord:
+def _quiet(**changes: Any) -> RunRecord:
     return simulate(n=600, arrivals_ms=np.arange(600) * 40.0, noise=0.05, **changes)
 
 
-def test_a_run_that_cuts_off_its_slowest_is_losing_not_steady(simulate: Simulate) -> None:
-    found = diagnose(_cut_off(_quiet(simulate), 0.127))
+def test_a_run_that_cuts_off_its_slowest_is_losing_not_steady() -> None:
+    found = diagnose(_cut_off(_quiet(), 0.127))
     assert found.verdict == "losing" and "76 of 600 requests (12.7 %) did not end ok: 76 timed out" in found.sentence
     p99 = found.latency_ms["p99"]
     assert isinstance(p99, AtLeast) and p99.bound >= found.latency_ms_ok["max"]
@@ -62,22 +62,22 @@ def test_a_run_that_cuts_off_its_slowest_is_losing_not_steady(simulate: Simulate
     assert read.to_json() == document
 
 
-def test_few_losses_move_the_percentile_and_prevent_steady(simulate: Simulate) -> None:
-    record = _quiet(simulate)
+def test_few_losses_move_the_percentile_and_prevent_steady() -> None:
+    record = _quiet()
     found, whole = diagnose(_cut_off(record, 0.005, Status.ERROR)), diagnose(record)
     assert whole.verdict == "steady" and "lost" not in whole.to_json()
     assert found.verdict == "inconclusive" and "3 of 600 requests (0.500 %)" in found.sentence
     assert found.latency_ms["p99"] > found.latency_ms_ok["p99"]
 
 
-def test_a_named_cause_stays_named_while_the_percentile_is_known(simulate: Simulate) -> None:
+def test_a_named_cause_stays_named_while_the_percentile_is_known() -> None:
     faults = dict.fromkeys(range(10, 600, 40), ("gc", 60.0))
-    record = _quiet(simulate, compute_faults=faults)
+    record = _quiet(compute_faults=faults)
     found = diagnose(replace(record, requests={**record.requests, "status": np.where(np.arange(600) == 5, 1, 0)}))
     assert found.verdict == "python.gc" and found.requests["error"] == 1
 
 
-def test_waits_of_lost_requests(simulate: Simulate) -> None:
+def test_waits_of_lost_requests() -> None:
     """Requests behind a collection waited for it; in a healthy run they waited for ordinary work."""
     arrivals = np.sort(np.concatenate([np.arange(500) * 40.0, np.arange(40) * 500.0 + 3.0]))
     faults = {int(k): ("gc", 300.0) for k in np.searchsorted(arrivals, np.arange(0, 40, 4) * 500.0)}
@@ -92,17 +92,17 @@ def test_waits_of_lost_requests(simulate: Simulate) -> None:
 
 @pytest.mark.parametrize(("state", "verdict"), [("interrupted", "inconclusive"), ("failed", "losing")])
 def test_requests_in_flight_are_losses_of_a_service_that_hung_but_not_of_a_stopped_run(
-    simulate: Simulate, state: str, verdict: str
+    state: str, verdict: str
 ) -> None:
-    record = _cut_off(_quiet(simulate, meta={"state": state}), 0.05, Status.UNFINISHED)
+    record = _cut_off(_quiet(meta={"state": state}), 0.05, Status.UNFINISHED)
     found = diagnose(replace(record, partial=True))
     assert found.verdict == verdict and found.requests["unfinished"] == 30
     assert found.to_json()["latency_ms"]["p99"] is None
 
 
 @pytest.mark.parametrize("batching", ["fixed", "continuous"])
-def test_a_worker_that_hangs_serves_at_none_of_its_places(simulate: Simulate, batching: str) -> None:
-    record = _cut_off(_quiet(simulate, meta={"state": "failed"}), 0.05, Status.UNFINISHED)
+def test_a_worker_that_hangs_serves_at_none_of_its_places(batching: str) -> None:
+    record = _cut_off(_quiet(meta={"state": "failed"}), 0.05, Status.UNFINISHED)
     if batching == "continuous":
         settings = replace(record.meta.settings, batching="continuous", max_batch_size=4)
         record = replace(record, meta=record.meta.updated(settings=settings))
@@ -114,8 +114,8 @@ def test_a_worker_that_hangs_serves_at_none_of_its_places(simulate: Simulate, ba
     assert lost.waited_for_ms["hang"] == pytest.approx(lost.stages_ms["queue"], rel=0.02)
 
 
-def test_shed_on_arrival(simulate: Simulate) -> None:
-    record = _cut_off(_quiet(simulate), 0.02, Status.SHED)
+def test_shed_on_arrival() -> None:
+    record = _cut_off(_quiet(), 0.02, Status.SHED)
     rows, shed = record.requests, record.requests["status"] == Status.SHED
     for name in ("prepare_ns", "prepare_wait_ns", "queue_ns", "latency_ns", "dispatch_ns"):
         rows[name][shed] = 0
@@ -142,7 +142,7 @@ def test_a_request_of_which_nothing_was_sent_was_lost_before_its_connection_was_
     assert not diagnose(record).lost[0].outage_s, "one of four"
 
 
-def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample(simulate: Simulate) -> None:
+def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample() -> None:
     """The sample of a large run represents the requests outside of it."""
     record = _cut_off(simulate(n=3_000, rate=60.0), 0.1)
     (whole,) = diagnose(record).lost
@@ -154,7 +154,7 @@ def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample(simulate: Si
 
 
 @pytest.mark.parametrize(("step", "away"), [(1, True), (10, False)], ids=["all", "a-tenth"])
-def test_an_outage_outside_of_the_sample_of_a_large_run(simulate: Simulate, step: int, away: bool) -> None:
+def test_an_outage_outside_of_the_sample_of_a_large_run(step: int, away: bool) -> None:
     record = simulate(n=3_000, rate=40.0, status=dict.fromkeys(range(1_400, 1_500, step), 1))
     (lost,) = diagnose(record, scale=Scale(limit=0, chunk=1_000, stretches=3, stretch=200)).lost
     arrived = record.requests["arrival_ns"][[1_400, 1_499]] / 1e9
@@ -206,8 +206,8 @@ def test_every_cause_reads_as_what_a_request_waits_behind() -> None:
     assert not [cause for cause in CATALOGUE if "behind one " in _spent_on(cause)]
 
 
-def test_messages_that_differ_in_numbers_only_are_one(simulate: Simulate) -> None:
-    record = _cut_off(_quiet(simulate), 0.1, Status.ERROR)
+def test_messages_that_differ_in_numbers_only_are_one() -> None:
+    record = _cut_off(_quiet(), 0.1, Status.ERROR)
     lost = record.requests["index"][record.requests["status"] == Status.ERROR].tolist()
     messages = {index: f"shape ({32 + k}, 1)" if k else "out of memory" for k, index in enumerate(lost)}
     (found,) = diagnose(replace(record, errors=messages)).lost

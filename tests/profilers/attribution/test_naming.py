@@ -12,18 +12,18 @@ from latfix.profilers.attribution.tail import Median
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 
 @pytest.mark.slow
-def test_chance_is_no_burst(simulate: Simulate) -> None:
+def test_chance_is_no_burst() -> None:
     # GIVEN independent callers at a third of capacity
     verdicts = [diagnose(simulate(n=400, rate=32, seed=seed), bootstrap=60).verdict for seed in range(20)]
     assert verdicts.count("steady") >= 19
     assert "callers at this load cause each other by chance" in diagnose(simulate(n=400, rate=32)).sentence
 
 
-def test_bursts_are_named_in_addition_to_chance(simulate: Simulate) -> None:
+def test_bursts_are_named_in_addition_to_chance() -> None:
     rng = np.random.default_rng(2)
     arrivals = np.cumsum(rng.exponential(30.0, 500))
     for start in range(40, 490, 90):
@@ -32,11 +32,11 @@ def test_bursts_are_named_in_addition_to_chance(simulate: Simulate) -> None:
     assert diagnosis.verdict == "traffic.burst"
 
 
-def test_a_busy_service_is_named_for_any_arrivals(simulate: Simulate) -> None:
+def test_a_busy_service_is_named_for_any_arrivals() -> None:
     assert diagnose(simulate(n=1500, rate=80)).verdict in ("traffic.burst", "traffic.overload")
 
 
-def test_a_little_contention_is_normal(simulate: Simulate) -> None:
+def test_a_little_contention_is_normal() -> None:
     # GIVEN evenly spaced requests; every fifth waits 0.3 ms for a core, far from any tail that matters
     faults = dict.fromkeys(range(0, 600, 5), ("runq", 0.3))
     quiet = diagnose(simulate(arrivals_ms=np.arange(600) * 25.0, compute_faults=faults))
@@ -46,7 +46,7 @@ def test_a_little_contention_is_normal(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("cpu", "host.slowdown"), ("runq", "host.contention")])
-def test_many_small_disturbances_are_noise_of_the_machine(simulate: Simulate, kind: str, cause: str) -> None:
+def test_many_small_disturbances_are_noise_of_the_machine(kind: str, cause: str) -> None:
     # GIVEN a busy service, two of five requests of which take a little longer, and one that is hit hard but rarely
     rng = np.random.default_rng(4)
     little = {int(k): (kind, float(rng.uniform(1.0, 4.0))) for k in np.flatnonzero(rng.random(1000) < 0.4)}
@@ -62,7 +62,7 @@ def test_many_small_disturbances_are_noise_of_the_machine(simulate: Simulate, ki
     assert json.loads(json.dumps(noisy.to_json()))["verdict"] == noisy.verdict
 
 
-def test_queue_length_follows_the_mean_service_time(simulate: Simulate) -> None:
+def test_queue_length_follows_the_mean_service_time() -> None:
     # GIVEN work that scatters with a skew and all but fills the worker; by its median a tenth of it is free
     rng = np.random.default_rng(6)
     scatter = {k: ("cpu", float(ms)) for k, ms in enumerate(rng.lognormal(0.0, 1.0, 2000))}
@@ -73,7 +73,7 @@ def test_queue_length_follows_the_mean_service_time(simulate: Simulate) -> None:
     assert causes.get("traffic.burst", 0.0) + causes.get("traffic.overload", 0.0) > causes["host.slowdown"]
 
 
-def test_a_steady_sentence_mentions_the_machines_noise(simulate: Simulate) -> None:
+def test_a_steady_sentence_mentions_the_machines_noise() -> None:
     rng = np.random.default_rng(4)
     little = {int(k): ("cpu", float(rng.uniform(1.0, 5.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
     diagnosis = diagnose(simulate(n=1500, arrivals_ms=np.arange(1500) * 13.0, compute_faults=little))
@@ -82,7 +82,7 @@ def test_a_steady_sentence_mentions_the_machines_noise(simulate: Simulate) -> No
 
 
 @pytest.mark.parametrize("limit", [100, 0], ids=["at-once", "in-pieces"])
-def test_what_else_struck_a_request_of_the_cold_start_is_not_certain(simulate: Simulate, limit: int) -> None:
+def test_what_else_struck_a_request_of_the_cold_start_is_not_certain(limit: int) -> None:
     """It is the only request of the tail, and in every run, but not always struck by a collection as well."""
     record = simulate(n=60, arrivals_ms=np.arange(60) * 50.0, cold=300.0, compute_faults={0: ("gc", 80.0)})
     found = diagnose(record, scale=Scale(limit=limit, chunk=30, stretches=2, stretch=30))
@@ -93,7 +93,7 @@ def test_what_else_struck_a_request_of_the_cold_start_is_not_certain(simulate: S
 
 
 @pytest.mark.parametrize("limit", [10_000, 0], ids=["at-once", "in-pieces"])
-def test_an_overload_after_a_cold_start_is_certain(simulate: Simulate, limit: int) -> None:
+def test_an_overload_after_a_cold_start_is_certain(limit: int) -> None:
     """The cold start delays every request that follows, by little of what it waits."""
     record = simulate(n=1500, rate=300.0, cold=20.0)
     found = diagnose(record, scale=Scale(limit=limit, chunk=500, stretches=2, stretch=500))
@@ -103,7 +103,7 @@ def test_an_overload_after_a_cold_start_is_certain(simulate: Simulate, limit: in
 
 
 @pytest.mark.slow
-def test_intervals_cover_the_mean_of_repeated_runs(simulate: Simulate) -> None:
+def test_intervals_cover_the_mean_of_repeated_runs() -> None:
     # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
     found, ends = [], []
     for seed in range(40):
@@ -125,7 +125,7 @@ def test_intervals_cover_the_mean_of_repeated_runs(simulate: Simulate) -> None:
     [{"rate": 80}, {"rate": 60, "compute_faults": dict.fromkeys(range(30, 800, 40), ("blocked", 60.0))}],
     ids=["busy", "struck"],
 )
-def test_prediction_with_another_worker(simulate: Simulate, service: dict[str, Any]) -> None:
+def test_prediction_with_another_worker(service: dict[str, Any]) -> None:
     alone, together = (simulate(n=800, workers=workers, **service) for workers in (1, 2))
     found, truth = diagnose(alone, bootstrap=60), diagnose(together, bootstrap=60)
     for key in ("p50", "p95", "p99"):
@@ -134,14 +134,14 @@ def test_prediction_with_another_worker(simulate: Simulate, service: dict[str, A
     assert len(capacity) == 1 and "one more worker of the same speed would bring p99 to about" in capacity[0]
 
 
-def test_no_prediction_with_another_worker_without_waits_for_one(simulate: Simulate) -> None:
+def test_no_prediction_with_another_worker_without_waits_for_one() -> None:
     rare = dict.fromkeys(range(30, 800, 40), ("gc", 60.0))
     found = diagnose(simulate(n=800, arrivals_ms=np.arange(800) * 90.0, compute_faults=rare), bootstrap=60)
     assert not found.another_worker_ms
     assert not any(line.label == "capacity" for line in diagnosis_answer(found).lines)
 
 
-def test_two_causes_removed_together(simulate: Simulate) -> None:
+def test_two_causes_removed_together() -> None:
     rng = np.random.default_rng(3)
     chosen = rng.choice(np.arange(20, 800), 40, replace=False)
     faults = {int(k): ("gc" if i % 2 else "faults", 50.0) for i, k in enumerate(chosen)}

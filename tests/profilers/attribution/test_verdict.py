@@ -16,7 +16,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_meta import RunMeta
 from latfix.settings import RunnerSettings
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 from tests.records import cause_summary
 
 
@@ -135,14 +135,14 @@ def test_a_steady_tail_s_cause_is_one_of_every_request_only_where_typical_ones_h
 
 
 @pytest.mark.parametrize(("kind", "suggested"), [("replay", True), ("live", False)])
-def test_replay_options_are_not_suggested_to_a_live_service(simulate: Simulate, kind: str, suggested: bool) -> None:
+def test_replay_options_are_not_suggested_to_a_live_service(kind: str, suggested: bool) -> None:
     record = simulate(n=60, cold=400.0, meta={"source": {"kind": kind, "path": "x"}})
     notes = " ".join(diagnose(record, bootstrap=10).notes)
     assert "about 1,000 would do" in notes
     assert all((words in notes) == suggested for words in ("--repeat 17", "warmup_requests = 10"))
 
 
-def test_the_number_of_requests_needed_is_round(simulate: Simulate) -> None:
+def test_the_number_of_requests_needed_is_round() -> None:
     record = simulate(n=60)
     for percentile, enough in ((90.0, "100"), (99.9, "10,000")):
         assert f"about {enough} would do" in " ".join(diagnose(record, percentile=percentile, bootstrap=10).notes)

@@ -22,8 +22,8 @@ from latfix.profilers.causes.host.core_takers import (
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES
 from latfix.run_record.schema import Columns
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
+from tests.profilers.simulated_runs import simulate
 
 S = 1_000_000_000
 Rows = list[tuple[float, str, float]]
@@ -158,7 +158,7 @@ def test_the_last_readings_of_a_watch_name_the_neighbors_of_that_time() -> None:
     assert last_takers([*hog, (4 * S, ALL_SERIES, 0.2 * S)]) == "", "a tenth of a core, after the hog"
 
 
-def test_the_culprit_is_named(simulate: Simulate) -> None:
+def test_the_culprit_is_named() -> None:
     # GIVEN requests that wait for a core in the tenth second, when another process has both
     hit = dict.fromkeys(range(190, 200), ("runq", 60.0))
     record = simulate(rate=20, compute_faults=hit)

@@ -11,8 +11,8 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.diagnosed import causes_of, own_ms
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples, sample_columns
+from tests.profilers.simulated_runs import simulate
 
 _MS = 1_000_000
 #: Requests in six stretches of some seconds; with fewer stretches, a resample may contain hardly any.
@@ -34,7 +34,7 @@ def _with_readings(record: RunRecord, series: Mapping[str, Reading]) -> RunRecor
 
 
 @pytest.fixture(scope="module")
-def slowed(simulate: Simulate) -> RunRecord:
+def slowed() -> RunRecord:
     """A run on a device that computed a third longer for a while."""
     faults = dict.fromkeys(_HIT, ("cpu", 14.0))
     return simulate(n=900, rate=10, base=25.0, compute_faults=faults, meta={"device": "cuda:0"})
@@ -113,7 +113,7 @@ def _counters(retries: float, pieces: float, calls: float) -> Mapping[str, Readi
 
 
 @pytest.fixture(scope="module")
-def stalled(simulate: Simulate) -> RunRecord:
+def stalled() -> RunRecord:
     """A run on a device in which every third batch of a stretch stood still."""
     faults = dict.fromkeys(_HIT[::3], ("cpu", 60.0))
     return simulate(n=900, rate=10, base=25.0, compute_faults=faults, meta={"device": "cuda:0"})
@@ -141,7 +141,7 @@ def test_no_more_batches_than_there_were_calls(stalled: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("series", [_counters(retries=5, pieces=2e9, calls=5), {"nvml.sm_clock_mhz": _clock(1200.0)}])
-def test_readings_without_a_slowdown_claim_nothing(simulate: Simulate, series: Mapping[str, Reading]) -> None:
+def test_readings_without_a_slowdown_claim_nothing(series: Mapping[str, Reading]) -> None:
     quiet = simulate(n=900, rate=10, base=25.0, meta={"device": "cuda:0"})
     found = causes_of(_with_readings(quiet, series))
     assert not any(cause.named for name, cause in found.items() if name.startswith(("memory.", "gpu.")))
@@ -221,7 +221,7 @@ def test_calls_that_cost_little_own_little(stalled: RunRecord) -> None:
     assert causes_of(record)["unexplained"].tail_ms > 40
 
 
-def test_expensive_calls_have_narrow_intervals(simulate: Simulate) -> None:
+def test_expensive_calls_have_narrow_intervals() -> None:
     """At their full price the interval is narrow; at a sixth of it, it is wide and reaches further down."""
     hit = range(20, 900, 25)
     faults = dict.fromkeys(hit, ("cpu", 60.0))

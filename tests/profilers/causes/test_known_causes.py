@@ -14,8 +14,8 @@ from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
+from tests.profilers.simulated_runs import simulate
 
 MS = 1_000_000
 
@@ -39,7 +39,7 @@ def collect(record: RunRecord, at: npt.NDArray[np.int64], ms: int) -> RunRecord:
 
 
 @pytest.fixture(scope="module")
-def healthy(simulate: Simulate) -> Diagnosis:
+def healthy() -> Diagnosis:
     """A quiet stream without faults."""
     return diagnose(simulate(rate=20))
 
@@ -70,7 +70,7 @@ def check_sums(diagnosis: Diagnosis) -> None:
     ],
 )
 @pytest.mark.parametrize("ms", [25.0, 150.0])
-def test_top_cause(simulate: Simulate, unit: str, kind: str, expected: str, ms: float) -> None:
+def test_top_cause(unit: str, kind: str, expected: str, ms: float) -> None:
     # GIVEN a quiet stream at a quarter of capacity with two per cent of requests hit
     record = simulate(n=400, rate=20, **{f"{unit}_faults": some(kind, ms, 400, 8)})
     # WHEN
@@ -83,7 +83,7 @@ def test_top_cause(simulate: Simulate, unit: str, kind: str, expected: str, ms: 
     check_sums(diagnosis)
 
 
-def test_own_time_is_what_was_injected(simulate: Simulate) -> None:
+def test_own_time_is_what_was_injected() -> None:
     faults = some("gc", 60.0)
     ledger = diagnose(simulate(rate=20, compute_faults=faults)).ledger
     own = ledger.own_ns[ledger.causes.index("python.gc")] / 1e6
@@ -92,7 +92,7 @@ def test_own_time_is_what_was_injected(simulate: Simulate) -> None:
     assert own[~hit] == pytest.approx(0.0, abs=0.01)
 
 
-def test_victims_time_goes_to_the_culprits_cause(simulate: Simulate) -> None:
+def test_victims_time_goes_to_the_culprits_cause() -> None:
     # GIVEN evenly spaced requests, so that traffic alone makes none wait
     arrivals = np.arange(600) * 25.0
     record = simulate(arrivals_ms=arrivals, compute_faults={100: ("gc", 120.0), 300: ("runq", 120.0)})
@@ -121,7 +121,7 @@ def test_victims_time_goes_to_the_culprits_cause(simulate: Simulate) -> None:
         {"name_threads": False},
     ],
 )
-def test_blame_reaches_victims_under_every_policy(simulate: Simulate, settings: dict[str, Any]) -> None:
+def test_blame_reaches_victims_under_every_policy(settings: dict[str, Any]) -> None:
     rate = 40.0 * settings.get("workers", 1)
     faults = some("gc", 150.0, 1200, 16)
     diagnosis = diagnose(simulate(n=1200, rate=rate, compute_faults=faults, **settings), bootstrap=60)
@@ -132,9 +132,7 @@ def test_blame_reaches_victims_under_every_policy(simulate: Simulate, settings: 
 
 @pytest.mark.parametrize("unit", ["prepare", "compute"])
 @pytest.mark.parametrize(("places", "words"), [((10, 590), "12 of 24 in the second half"), ((10, 290), "")])
-def test_new_shapes_that_keep_coming_are_mentioned(
-    simulate: Simulate, unit: str, places: tuple[int, int], words: str
-) -> None:
+def test_new_shapes_that_keep_coming_are_mentioned(unit: str, places: tuple[int, int], words: str) -> None:
     """24 first uses of a shape, all through the run or in its first half only."""
     first = np.linspace(*places, 24).astype(int)
     record = simulate(rate=20, **{f"{unit}_faults": dict.fromkeys(first.tolist(), ("cpu", 60.0))})
@@ -146,7 +144,7 @@ def test_new_shapes_that_keep_coming_are_mentioned(
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_a_shape_that_is_slow_whenever_it_comes_is_not_cold(simulate: Simulate, always: bool) -> None:
+def test_a_shape_that_is_slow_whenever_it_comes_is_not_cold(always: bool) -> None:
     """Ten rare shapes come three times each; they are slow each time, or only the first time."""
     lengths = np.random.default_rng(4).integers(40, 60, 600) * 2
     places = np.linspace(30, 570, 30).astype(int)
@@ -159,7 +157,7 @@ def test_a_shape_that_is_slow_whenever_it_comes_is_not_cold(simulate: Simulate, 
     assert found_ms < 60 if always else found_ms > 300
 
 
-def test_cold_start(simulate: Simulate, healthy: Diagnosis) -> None:
+def test_cold_start(healthy: Diagnosis) -> None:
     diagnosis = diagnose(simulate(rate=20, cold=400.0))
     assert diagnosis.verdict == "cold.start"
     assert any("warm-up" in note for note in diagnosis.notes)
@@ -167,14 +165,14 @@ def test_cold_start(simulate: Simulate, healthy: Diagnosis) -> None:
 
 
 @pytest.mark.parametrize(("batches", "advised"), [(0, True), (60, False)])
-def test_a_warm_up_is_advised_where_there_was_none(simulate: Simulate, batches: int, advised: bool) -> None:
+def test_a_warm_up_is_advised_where_there_was_none(batches: int, advised: bool) -> None:
     record = simulate(rate=20, cold=400.0)
     warm = replace(record, meta=record.meta.updated(warmup={"batches": batches, "shapes": 6, "seconds": 1.7}))
     notes = diagnose(warm, bootstrap=50).notes
     assert any("warmup_requests = 10 in workload.toml excludes it" in note for note in notes) is advised
 
 
-def test_a_live_record_whose_older_parts_are_gone_begins_with_no_first_use(simulate: Simulate) -> None:
+def test_a_live_record_whose_older_parts_are_gone_begins_with_no_first_use() -> None:
     record = simulate(rate=20, compute_faults={0: ("cpu", 400.0)})
     both = [diagnose(each, bootstrap=60) for each in (record, replace(record, begins=False))]
     first, later = ({cause.cause for cause in found.causes} for found in both)
@@ -182,7 +180,7 @@ def test_a_live_record_whose_older_parts_are_gone_begins_with_no_first_use(simul
 
 
 @pytest.mark.parametrize("harmless", [0.1, 1.0])
-def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: float) -> None:
+def test_denormals_that_cost_nothing_are_no_cause(harmless: float) -> None:
     """A slow core hits units with and without denormals; if all have some, their cost is unknown."""
     chosen = np.random.default_rng(3).random(600) < harmless
     met = dict.fromkeys(np.flatnonzero(chosen).tolist(), ("denormals", 0.0))
@@ -193,7 +191,7 @@ def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: 
 
 
 @pytest.mark.parametrize("gave_up", [True, False])
-def test_batches_that_run_uncompiled_for_good(simulate: Simulate, gave_up: bool) -> None:
+def test_batches_that_run_uncompiled_for_good(gave_up: bool) -> None:
     """Shapes from before the limit have a compiled version; later ones are slow every time."""
     lengths = np.full(900, 100)
     lengths[500::20] = 110
@@ -217,9 +215,7 @@ def test_batches_that_run_uncompiled_for_good(simulate: Simulate, gave_up: bool)
         ((41.0, 88.0, 57.0, 130.0, 71.0, 103.0, 64.0), ""),
     ],
 )
-def test_sleeps_of_one_length_are_reported(
-    simulate: Simulate, unit: str, cause: str, waits_ms: tuple[float, ...], words: str
-) -> None:
+def test_sleeps_of_one_length_are_reported(unit: str, cause: str, waits_ms: tuple[float, ...], words: str) -> None:
     faults = {k: ("blocked", waits_ms[at % len(waits_ms)]) for at, k in enumerate(some("blocked", 1.0))}
     diagnosis = diagnose(simulate(rate=5, **{f"{unit}_faults": faults}), bootstrap=20)
     evidence = next(c.evidence for c in diagnosis.causes if c.cause == cause)
@@ -228,7 +224,7 @@ def test_sleeps_of_one_length_are_reported(
 
 
 @pytest.mark.parametrize("read", [pytest.param(True, id="own"), pytest.param(False, id="inherited")])
-def test_a_core_lost_before_the_counters_of_compute_are_read_is_contention(simulate: Simulate, read: bool) -> None:
+def test_a_core_lost_before_the_counters_of_compute_are_read_is_contention(read: bool) -> None:
     # GIVEN a delay in the counters of compute that came after its end; those of finish are read or not
     record = simulate(compute_faults=some("runq", 60.0))
     rows, batches = ({name: column.copy() for name, column in of.items()} for of in (record.requests, record.batches))
@@ -246,7 +242,7 @@ def test_a_core_lost_before_the_counters_of_compute_are_read_is_contention(simul
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_unlisted_slowdown_is_unexplained(simulate: Simulate, threads: int) -> None:
+def test_unlisted_slowdown_is_unexplained(threads: int) -> None:
     # GIVEN blocked time in compute, which no probe accounts for, with or without a thread pool
     meta = {"torch_threads": threads}
     diagnosis = diagnose(simulate(rate=20, compute_faults=some("blocked", 60.0), meta=meta))
@@ -256,7 +252,7 @@ def test_unlisted_slowdown_is_unexplained(simulate: Simulate, threads: int) -> N
     assert not next(c for c in diagnosis.causes if c.cause == "unexplained").named
 
 
-def test_heavy_inputs_are_input_size_and_no_fault(simulate: Simulate) -> None:
+def test_heavy_inputs_are_input_size_and_no_fault() -> None:
     lengths = np.minimum(np.exp(np.random.default_rng(3).normal(4.0, 1.0, 800)), 3000).astype(np.int64)
     diagnosis = diagnose(simulate(n=800, rate=6, lengths=lengths))
     assert diagnosis.verdict == "input.size"
@@ -266,7 +262,7 @@ def test_heavy_inputs_are_input_size_and_no_fault(simulate: Simulate) -> None:
     assert model["accepted"] and model["r2"] > 0.9
 
 
-def test_padding(simulate: Simulate) -> None:
+def test_padding() -> None:
     lengths = np.where(np.random.default_rng(5).random(1500) < 0.04, 2500, 60).astype(np.int64)
     record = simulate(n=1500, rate=60, lengths=lengths, max_batch=8, window=20.0)
     diagnosis = diagnose(record)
@@ -277,14 +273,14 @@ def test_padding(simulate: Simulate) -> None:
     assert entry(diagnose(simulate(n=1500, rate=6, lengths=lengths)), "batching.padding")[0] == 0
 
 
-def test_long_window(simulate: Simulate) -> None:
+def test_long_window() -> None:
     diagnosis = diagnose(simulate(rate=20, max_batch=8, window=60.0))
     assert diagnosis.verdict == "batching.window"
     assert diagnosis.causes[0].whatif_ms["p50"] < 0.6 * diagnosis.latency_ms["p50"]
     assert entry(diagnose(simulate(rate=20, max_batch=8)), "batching.window") == (0.0, 0.0, 0.0)
 
 
-def test_burst_and_overload(simulate: Simulate) -> None:
+def test_burst_and_overload() -> None:
     lulls = np.arange(0, 60000, 150.0)
     arrivals = np.sort(np.concatenate([lulls, np.repeat(np.arange(5000, 60000, 10000.0), 30)]))
     burst = diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals, workers=2, max_batch=3))
@@ -293,7 +289,7 @@ def test_burst_and_overload(simulate: Simulate) -> None:
     assert diagnose(simulate(rate=140)).verdict == "traffic.overload"
 
 
-def test_priority(simulate: Simulate) -> None:
+def test_priority() -> None:
     priority = np.random.default_rng(2).choice([0, 2], 800).astype(np.int8)
     record = simulate(n=800, rate=85, priority=priority)
     diagnosis = diagnose(record)
@@ -304,7 +300,7 @@ def test_priority(simulate: Simulate) -> None:
     assert entry(diagnose(simulate(n=800, rate=85)), "traffic.priority") == (0.0, 0.0, 0.0)
 
 
-def test_settings_that_were_not_in_effect_are_noted(simulate: Simulate) -> None:
+def test_settings_that_were_not_in_effect_are_noted() -> None:
     record = simulate(rate=20)
     ignored = replace(
         record, meta=replace(record.meta, setup_notes=("overlap needs a GPU: not in effect on the CPU",))
@@ -312,7 +308,7 @@ def test_settings_that_were_not_in_effect_are_noted(simulate: Simulate) -> None:
     assert "overlap needs a GPU: not in effect on the CPU." in diagnose(ignored, bootstrap=20).notes
 
 
-def test_late_dispatch_is_the_observers(simulate: Simulate, healthy: Diagnosis) -> None:
+def test_late_dispatch_is_the_observers(healthy: Diagnosis) -> None:
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     diagnosis = diagnose(simulate(rate=20, dispatch=late))
     assert diagnosis.verdict == "observer"
@@ -321,7 +317,7 @@ def test_late_dispatch_is_the_observers(simulate: Simulate, healthy: Diagnosis) 
     assert healthy.trustworthy
 
 
-def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
+def test_a_throttled_thread_may_look_blocked() -> None:
     """Newer kernels dequeue throttled threads; the cgroup's counter shows what stopped them."""
     faults = some("blocked", 60.0)
     record = simulate(rate=20, prepare_faults=faults)
@@ -339,7 +335,7 @@ def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("ms", [450.0, 6.0])
-def test_the_slowest_requests_are_explained_at_any_percentile(simulate: Simulate, ms: float) -> None:
+def test_the_slowest_requests_are_explained_at_any_percentile(ms: float) -> None:
     """Three of 600 requests do not affect p99's cause, but are mentioned if they are far slower."""
     struck = dict.fromkeys((150, 300, 450), ("blocked", ms))
     diagnosis = diagnose(simulate(arrivals_ms=np.arange(600) * 500.0, prepare_faults=struck), bootstrap=20)
@@ -355,7 +351,7 @@ def test_the_slowest_requests_are_explained_at_any_percentile(simulate: Simulate
 
 
 @pytest.mark.parametrize("ms", [0.0, 50.0])
-def test_a_throttled_neighbor_is_reported(simulate: Simulate, ms: float) -> None:
+def test_a_throttled_neighbor_is_reported(ms: float) -> None:
     """Waits of 60 ms, during 50 ms of which another control group was throttled."""
     faults = some("blocked", 60.0)
     record = simulate(rate=5, prepare_faults=faults)
@@ -368,20 +364,20 @@ def test_a_throttled_neighbor_is_reported(simulate: Simulate, ms: float) -> None
     assert ("the control group cache was throttled" in found.causes[0].evidence) == bool(ms)
 
 
-def test_two_causes_at_once(simulate: Simulate) -> None:
+def test_two_causes_at_once() -> None:
     gc, contention = some("gc", 80.0, 600, 8), {k + 1: v for k, v in some("runq", 80.0, 600, 16).items()}
     diagnosis = diagnose(simulate(rate=15, compute_faults=contention | gc), percentile=95)
     assert {diagnosis.causes[0].cause, diagnosis.causes[1].cause} == {"python.gc", "host.contention"}
 
 
-def test_a_collection_elsewhere_costs_nothing_without_waits(simulate: Simulate) -> None:
+def test_a_collection_elsewhere_costs_nothing_without_waits() -> None:
     # GIVEN collections in another thread while compute ran on without the interpreter lock
     record = simulate(rate=20)
     record = collect(record, record.batches["h2d_end_ns"][:200] + 1_000_000, 5)
     assert entry(diagnose(record), "python.gc")[0] == pytest.approx(0.0, abs=0.05)
 
 
-def test_what_if_predicts_the_run_without_the_cause(simulate: Simulate) -> None:
+def test_what_if_predicts_the_run_without_the_cause() -> None:
     faulty = diagnose(simulate(n=1500, rate=30, compute_faults=some("gc", 80.0, 1500, 30)), bootstrap=20)
     healthy = diagnose(simulate(n=1500, rate=30), bootstrap=20)
     predicted = next(c for c in faulty.causes if c.cause == "python.gc").whatif_ms["p99"]
@@ -389,14 +385,14 @@ def test_what_if_predicts_the_run_without_the_cause(simulate: Simulate) -> None:
     assert predicted == pytest.approx(healthy.latency_ms["p99"], rel=0.1)
 
 
-def test_the_sentence_has_percentile_share_and_cause(simulate: Simulate) -> None:
+def test_the_sentence_has_percentile_share_and_cause() -> None:
     diagnosis = diagnose(simulate(rate=40, compute_faults=some("gc", 100.0)))
     assert diagnosis.sentence.startswith("p99 is ")
     assert "garbage collector" in diagnosis.sentence
     assert f"{100 * diagnosis.causes[0].tail_share:.0f} % of the excess" in diagnosis.sentence
 
 
-def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> None:
+def test_lag_that_a_collection_made_is_the_collections() -> None:
     # GIVEN requests taken in late while a collection in a prepare thread held the interpreter lock
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     record = simulate(rate=20, intake=late)
@@ -411,7 +407,7 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
     assert not diagnosis.trustworthy and diagnosis.trustworthy == is_on_time(record)
 
 
-def test_requests_that_were_taken_in_late_are_the_services(simulate: Simulate) -> None:
+def test_requests_that_were_taken_in_late_are_the_services() -> None:
     """Late intake is never the replay's, with or without a known reason."""
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     record = simulate(rate=20, intake=late)
@@ -427,7 +423,7 @@ def test_requests_that_were_taken_in_late_are_the_services(simulate: Simulate) -
         assert (total == ledger.latency_ns).all()
 
 
-def test_steal_of_all_cores_costs_a_thread_its_own_share(simulate: Simulate) -> None:
+def test_steal_of_all_cores_costs_a_thread_its_own_share() -> None:
     # GIVEN four cores that the hypervisor took for a third of the time in which a few units were under way
     rng = np.random.default_rng(2)
     struck = {int(k): ("cpu", 20.0) for k in rng.choice(np.arange(20, 600), 12, replace=False)}
@@ -445,7 +441,7 @@ def test_steal_of_all_cores_costs_a_thread_its_own_share(simulate: Simulate) -> 
     assert np.median(steal) == pytest.approx(10.0 * MS, rel=0.25)
 
 
-def test_a_unit_that_was_never_switched_away_from_stood_still_with_the_machine(simulate: Simulate) -> None:
+def test_a_unit_that_was_never_switched_away_from_stood_still_with_the_machine() -> None:
     chosen = dict.fromkeys(range(30, 600, 50), ("blocked", 30.0))
     record = simulate(prepare_faults=chosen)
     record.requests["prepare_vcsw"][:] = 1
@@ -456,7 +452,7 @@ def test_a_unit_that_was_never_switched_away_from_stood_still_with_the_machine(s
     assert "; 12 times a thread that waited for nothing stood still, for up to 3" in found.causes[0].evidence
 
 
-def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simulate: Simulate) -> None:
+def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price() -> None:
     # GIVEN units that fault heavily and are slow for a reason of their own
     chosen = dict.fromkeys(range(30, 600, 40), ("cpu", 30.0))
     record = simulate(compute_faults=chosen)
@@ -468,7 +464,7 @@ def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simula
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("gc", "python.gc"), ("blocked", "inconclusive")])
-def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simulate, kind: str, verdict: str) -> None:
+def test_a_worker_that_requests_join_between_steps_is_one_thread(kind: str, verdict: str) -> None:
     """The batches' column counts each slot as a worker; the first use of a slot is not cold."""
     struck = dict.fromkeys(range(205, 400, 13), (kind, 60.0))
     record = simulate(n=400, arrivals_ms=np.arange(400) * 150.0, workers=4, compute_faults=struck)
@@ -483,7 +479,7 @@ def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simul
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-def test_a_quota_that_ran_out_before_a_batch_did_not_hold_it_up(simulate: Simulate, earlier: bool) -> None:
+def test_a_quota_that_ran_out_before_a_batch_did_not_hold_it_up(earlier: bool) -> None:
     """The worker reads the counter only after waits for a core: its growth may be much older."""
     struck = some("runq", 40.0)
     record = simulate(rate=10, compute_faults=struck)

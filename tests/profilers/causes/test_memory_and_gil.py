@@ -17,8 +17,8 @@ from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.distributions import normal_quantile
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
+from tests.profilers.simulated_runs import simulate
 
 Chosen = npt.NDArray[np.int64]
 
@@ -84,7 +84,7 @@ def found(diagnosis: Diagnosis, cause: str) -> CauseSummary:
 
 
 @pytest.mark.parametrize("part", ["prepare", "compute"])
-def test_waits_for_the_lock_while_another_thread_runs(simulate: Simulate, part: str) -> None:
+def test_waits_for_the_lock_while_another_thread_runs(part: str) -> None:
     record = simulate(**{f"{part}_faults": faults("blocked")})
     record = probe(waiting(record, part, switches=6, others_ms=STRUCK_MS), 5.0, holder="indexer")
     diagnosis = diagnose(record)
@@ -104,23 +104,21 @@ def test_waits_for_the_lock_while_another_thread_runs(simulate: Simulate, part: 
         pytest.param(6, STRUCK_MS, None, id="no probe"),
     ],
 )
-def test_waits_that_are_not_for_the_lock_are_outside(
-    simulate: Simulate, switches: int, others_ms: float, wait_ms: float | None
-) -> None:
+def test_waits_that_are_not_for_the_lock_are_outside(switches: int, others_ms: float, wait_ms: float | None) -> None:
     record = waiting(simulate(prepare_faults=faults("blocked")), "prepare", switches=switches, others_ms=others_ms)
     diagnosis = diagnose(record if wait_ms is None else probe(record, wait_ms))
     assert diagnosis.verdict == "external.dependency"
     assert own(diagnosis, "python.gil") <= (0.05 * STRUCK_MS if others_ms < 1 else 0)
 
 
-def test_a_lock_in_the_model_stays_unexplained(simulate: Simulate) -> None:
+def test_a_lock_in_the_model_stays_unexplained() -> None:
     record = simulate(compute_faults=faults("blocked"))
     diagnosis = diagnose(probe(waiting(record, "compute", switches=1, others_ms=0.1), 0.05))
     assert own(diagnosis, "python.gil") == 0
     assert own_of_struck_ms(diagnosis, "unexplained", record) == pytest.approx(STRUCK_MS, rel=0.1)
 
 
-def test_a_collection_in_another_thread_is_the_collectors(simulate: Simulate) -> None:
+def test_a_collection_in_another_thread_is_the_collectors() -> None:
     record = simulate(prepare_faults=faults("gc_elsewhere"))
     diagnosis = diagnose(probe(waiting(record, "prepare", switches=6, others_ms=STRUCK_MS), 5.0))
     assert diagnosis.verdict == "python.gc"
@@ -159,7 +157,7 @@ def priced(record: RunRecord, **costs: float) -> RunRecord:
     return add_samples(record, {f"cost.{name}": (once, np.array([value])) for name, value in costs.items()})
 
 
-def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Simulate) -> None:
+def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators() -> None:
     size = faulted_bytes()
     record = grown(simulate(compute_faults=faults("faults")), arena_bytes=size, used_bytes=size, free_bytes=2 * MIB)
     diagnosis = diagnose(heap(record, 2 * MIB))
@@ -178,9 +176,7 @@ def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Si
         pytest.param({"mapped": 1, "resident": 1, "free": 0.1}, None, "memory.page_faults", id="outside of the heap"),
     ],
 )
-def test_faults_belong_to_what_the_heap_did(
-    simulate: Simulate, sizes: dict[str, float], sampled: str | None, verdict: str
-) -> None:
+def test_faults_belong_to_what_the_heap_did(sizes: dict[str, float], sampled: str | None, verdict: str) -> None:
     """``sizes`` in multiples of the faulted bytes; memory mapped outside the heap may be reused."""
     size = faulted_bytes()
     record = grown(
@@ -195,7 +191,7 @@ def test_faults_belong_to_what_the_heap_did(
         assert own(diagnosis, "memory.allocator") == 0
 
 
-def test_growth_of_a_quarter_of_the_faults_is_half_of_each(simulate: Simulate) -> None:
+def test_growth_of_a_quarter_of_the_faults_is_half_of_each() -> None:
     # A fresh page may fault twice: where it is read before it is written.
     size = faulted_bytes() // 4
     record = grown(simulate(compute_faults=faults("faults")), blocks_bytes=size, used_bytes=size, free_bytes=2 * MIB)
@@ -205,7 +201,7 @@ def test_growth_of_a_quarter_of_the_faults_is_half_of_each(simulate: Simulate) -
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_growth_despite_free_memory_is_fragmentation(simulate: Simulate, read: bool) -> None:
+def test_growth_despite_free_memory_is_fragmentation(read: bool) -> None:
     """Also with samples only, if the heap has too many free chunks to be read for each unit."""
     size = faulted_bytes()
     record = simulate(compute_faults=faults("faults"))
@@ -221,7 +217,7 @@ def test_growth_despite_free_memory_is_fragmentation(simulate: Simulate, read: b
     assert diagnosis.ledger.conservation_error_ns() == 0
 
 
-def test_giving_memory_back_has_the_calibrated_price(simulate: Simulate) -> None:
+def test_giving_memory_back_has_the_calibrated_price() -> None:
     record = simulate(compute_faults=faults("cpu"))
     size = 100 * MIB
     record = grown(record, arena_bytes=-size, used_bytes=-size, resident_bytes=-size, free_bytes=MIB)
@@ -229,7 +225,7 @@ def test_giving_memory_back_has_the_calibrated_price(simulate: Simulate) -> None
     assert diagnose(priced(record, unmapping_mib_ns=1_000.0)).verdict == "host.slowdown"
 
 
-def test_the_price_of_a_fault_has_its_interval(simulate: Simulate) -> None:
+def test_the_price_of_a_fault_has_its_interval() -> None:
     record = simulate(compute_faults=faults("faults"))
     assert "calibrated here)" in found(diagnose(record), "memory.page_faults").evidence
     record = priced(record, minor_fault_low_ns=480.0, minor_fault_high_ns=620.0)
@@ -248,7 +244,7 @@ def test_the_interval_of_a_calibrated_cost_holds_the_price_of_a_run() -> None:
         assert 0.92 <= held / 2000 <= 0.98
 
 
-def test_the_spread_of_a_calibration_becomes_the_interval_of_its_cause(simulate: Simulate) -> None:
+def test_the_spread_of_a_calibration_becomes_the_interval_of_its_cause() -> None:
     # GIVEN page faults of one length in every tenth request, and a price whose 80 % interval is 10 % either side
     struck = dict.fromkeys(range(25, 600, 10), ("faults", STRUCK_MS))
     record = simulate(noise=0.0, arrivals_ms=np.arange(600) * 100.0, compute_faults=struck)
@@ -263,7 +259,7 @@ def test_the_spread_of_a_calibration_becomes_the_interval_of_its_cause(simulate:
     assert np.ptp(wide.ci95_ms) == pytest.approx(np.hypot(of_price, np.ptp(exact.ci95_ms)), rel=0.15)
 
 
-def test_a_lock_holder_without_a_core_is_an_indirect_wait_for_a_core(simulate: Simulate) -> None:
+def test_a_lock_holder_without_a_core_is_an_indirect_wait_for_a_core() -> None:
     record = simulate(prepare_faults=faults("blocked"))
     record = probe(waiting(record, "prepare", switches=8, others_ms=10.0), 5.0)
     times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)

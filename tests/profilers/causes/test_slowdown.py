@@ -10,8 +10,8 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import PACE
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import add_samples
+from tests.profilers.simulated_runs import simulate
 
 STRUCK = dict.fromkeys(range(20, 600, 15), ("cpu", 60.0))
 QUIET_NS, TICK_NS = 100_000.0, 1_000_000
@@ -35,14 +35,14 @@ def evidence(record: RunRecord, slower: float, noise: float = 0.1) -> str:
     ("slower", "said"),
     [(0.3, r"(29|30|31)[.\d]* % longer than next to others: the processor"), (0.0, "not the processor was slower")],
 )
-def test_the_pace_tells_a_slow_processor_from_slow_work(simulate: Simulate, slower: float, said: str) -> None:
+def test_the_pace_tells_a_slow_processor_from_slow_work(slower: float, said: str) -> None:
     assert re.search(said, evidence(simulate(rate=20, compute_faults=STRUCK), slower))
 
 
-def test_a_pace_between_the_two_says_nothing(simulate: Simulate) -> None:
+def test_a_pace_between_the_two_says_nothing() -> None:
     assert "fixed computation" not in evidence(simulate(rate=20, compute_faults=STRUCK), 0.05)
 
 
-def test_without_the_probe_nothing_is_said(simulate: Simulate) -> None:
+def test_without_the_probe_nothing_is_said() -> None:
     found = diagnose(simulate(rate=20, compute_faults=STRUCK), bootstrap=20)
     assert not any("fixed computation" in cause.evidence for cause in found.causes)

@@ -15,7 +15,7 @@ from latfix.profilers.evidence.units import gather
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.diagnosed import causes_of, diagnosed, own_ms
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 _MS = 1_000_000
 _HIT = [k for first in range(60, 880, 60) for k in range(first, first + 12)]
@@ -38,7 +38,7 @@ def _on_device(record: RunRecord, columns: Mapping[str, Any], **meta: Any) -> Ru
     return replace(record, batches=batches, meta=record.meta.updated(**{**known, **meta}))
 
 
-def _slow_copies(simulate: Simulate, *, hit_ms: float, usual_ms: float = 0.2) -> RunRecord:
+def _slow_copies(*, hit_ms: float, usual_ms: float = 0.2) -> RunRecord:
     """Input copies of the same size, some of which take long; compute is unchanged."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("cpu", hit_ms)))
     at = record.requests["batch_id"]
@@ -56,8 +56,8 @@ def _slow_copies(simulate: Simulate, *, hit_ms: float, usual_ms: float = 0.2) ->
     return _on_device(record, {"copy_in_ns": took, "copy_in_bytes": size, "pageable_bytes": size})
 
 
-def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
-    record = _slow_copies(simulate, hit_ms=8.0)
+def test_a_copy_owns_what_its_bytes_do_not_need() -> None:
+    record = _slow_copies(hit_ms=8.0)
     found = causes_of(record)
     assert found["transfer.copy"].named and max(found, key=lambda name: found[name].tail_ms) == "transfer.copy"
     own = own_ms(record, "transfer.copy")
@@ -68,9 +68,9 @@ def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
     assert np.median(own_ms(beside_others_of_its_size, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
-def test_a_host_that_is_slow_to_issue_is_no_slow_copy(simulate: Simulate) -> None:
+def test_a_host_that_is_slow_to_issue_is_no_slow_copy() -> None:
     """Between two pinned copies the device may wait for the host."""
-    record = _slow_copies(simulate, hit_ms=8.0)
+    record = _slow_copies(hit_ms=8.0)
     asking = np.maximum(record.batches["copy_in_ns"] - 10_000, 0)
     pinned = {"copy_in_issue_ns": asking, "pageable_bytes": np.zeros_like(asking)}
     held_up = replace(record, batches={**record.batches, **pinned})
@@ -80,8 +80,8 @@ def test_a_host_that_is_slow_to_issue_is_no_slow_copy(simulate: Simulate) -> Non
     assert np.median(own_ms(pageable, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
-def test_a_copy_issued_while_the_device_computed_costs_nothing(simulate: Simulate) -> None:
-    record = _slow_copies(simulate, hit_ms=8.0)
+def test_a_copy_issued_while_the_device_computed_costs_nothing() -> None:
+    record = _slow_copies(hit_ms=8.0)
     asking = {"copy_out_issue_ns": np.full(len(record.batches["batch_id"]), 2 * _MS)}
     nothing = np.zeros_like(record.batches["batch_id"])
     for lead, expected in ((3 * _MS, 0), (_MS // 2, 3 * _MS // 2)):
@@ -90,9 +90,9 @@ def test_a_copy_issued_while_the_device_computed_costs_nothing(simulate: Simulat
         assert (took == expected).all()
 
 
-def test_larger_copies_are_the_inputs_size(simulate: Simulate) -> None:
+def test_larger_copies_are_the_inputs_size() -> None:
     """Forty times the bytes need forty times as long: not a fault of the copy."""
-    record = _slow_copies(simulate, hit_ms=7.8)
+    record = _slow_copies(hit_ms=7.8)
     size = record.batches["copy_in_bytes"].copy()
     size[record.batches["copy_in_ns"] > _MS] = 40 * _BYTES
     record = replace(record, batches={**record.batches, "copy_in_bytes": size})
@@ -101,14 +101,14 @@ def test_larger_copies_are_the_inputs_size(simulate: Simulate) -> None:
     assert np.median(own_ms(record, "input.size")[_HIT]) == pytest.approx(7.8, rel=0.05)
 
 
-def _starved(simulate: Simulate, **meta: Any) -> RunRecord:
+def _starved(**meta: Any) -> RunRecord:
     """The device takes longer for some batches, and ends when the host has issued the last operator."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("cpu", 14.0)))
     return _on_device(record, {}, **meta)
 
 
-def test_a_device_that_waits_for_the_host_is_starved_of_launches(simulate: Simulate) -> None:
-    record = _starved(simulate)
+def test_a_device_that_waits_for_the_host_is_starved_of_launches() -> None:
+    record = _starved()
     cause = causes_of(record)["dispatch.launch"]
     assert cause.named and np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(14.0, rel=0.05)
     assert "300 operators of a batch are issued one by one" in cause.evidence and cause.fixes == ("fuse.cudagraph",)
@@ -116,7 +116,7 @@ def test_a_device_that_waits_for_the_host_is_starved_of_launches(simulate: Simul
 
 @pytest.mark.parametrize(("busy_ms", "sync", "noted"), [(2.0, 0.0, True), (8.0, 0.0, False), (2.0, 9.0, False)])
 def test_a_device_that_mostly_waits_is_noted_although_all_batches_do(
-    simulate: Simulate, busy_ms: float, sync: float, noted: bool
+    busy_ms: float, sync: float, noted: bool
 ) -> None:
     """No cause of slow requests, and what makes each of them slower. Where the code waits, graphs may not help."""
     profile = _profile(busy_ms=busy_ms, sync=sync, waits=6 if sync else 0)
@@ -129,7 +129,7 @@ def test_a_device_that_mostly_waits_is_noted_although_all_batches_do(
     assert share == pytest.approx([80] * noted, abs=2)
 
 
-def test_a_blocked_launching_thread_is_no_lack_of_launches(simulate: Simulate) -> None:
+def test_a_blocked_launching_thread_is_no_lack_of_launches() -> None:
     """It waited for a lock, where a captured graph would have waited too."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("blocked", 14.0)))
     wall = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
@@ -140,7 +140,7 @@ def test_a_blocked_launching_thread_is_no_lack_of_launches(simulate: Simulate) -
 
 @pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize(("kind", "cause"), [("runq", "host.contention"), ("gc", "python.gc")])
-def test_only_host_delays_that_delay_the_batch_count(simulate: Simulate, kind: str, cause: str, hidden: bool) -> None:
+def test_only_host_delays_that_delay_the_batch_count(kind: str, cause: str, hidden: bool) -> None:
     """While the device computed queued work, the launching thread waited for a core or collected garbage."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, (kind, 6.0)))
     if hidden:
@@ -152,8 +152,8 @@ def test_only_host_delays_that_delay_the_batch_count(simulate: Simulate, kind: s
     assert np.median(own[_HIT]) == pytest.approx(0.0 if hidden else 6.0, abs=0.3)
 
 
-def test_a_probe_that_holds_the_drivers_lock_is_the_observers(simulate: Simulate) -> None:
-    record = _starved(simulate)
+def test_a_probe_that_holds_the_drivers_lock_is_the_observers() -> None:
+    record = _starved()
     begin = record.batches["h2d_end_ns"][_HIT]
     events = {name: np.full(len(begin), -1) for name in record.events}
     events |= {"t_ns": begin, "duration_ns": np.full(len(begin), 14 * _MS)}
@@ -163,9 +163,9 @@ def test_a_probe_that_holds_the_drivers_lock_is_the_observers(simulate: Simulate
     assert np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
 
 
-def test_waits_of_the_host_own_the_idle_time_that_follows_them(simulate: Simulate) -> None:
+def test_waits_of_the_host_own_the_idle_time_that_follows_them() -> None:
     profile = _profile(sync=3.0, waits=6)
-    record = _starved(simulate, device_profile=profile, device_waits=["model.py:12", "model.py:31"])
+    record = _starved(device_profile=profile, device_waits=["model.py:12", "model.py:31"])
     found = causes_of(record)
     assert found["transfer.sync"].named
     assert np.median(own_ms(record, "transfer.sync")[_HIT]) == pytest.approx(0.75 * 14.0, rel=0.05)
@@ -174,17 +174,17 @@ def test_waits_of_the_host_own_the_idle_time_that_follows_them(simulate: Simulat
     assert "model.py:12, model.py:31" in found["transfer.sync"].evidence
 
 
-def test_a_device_that_had_its_work_long_before_was_not_starved(simulate: Simulate) -> None:
+def test_a_device_that_had_its_work_long_before_was_not_starved() -> None:
     """The host had issued everything within a millisecond: the device was busy, not waiting."""
-    record = _starved(simulate)
+    record = _starved()
     record.batches["lead_ns"][:] = record.batches["device_ns"] - _MS
     found = causes_of(record)
     assert "dispatch.launch" not in found or not found["dispatch.launch"].named
     assert np.median(own_ms(record, "dispatch.launch")[_HIT]) < 1.0
 
 
-def test_no_idle_time_with_a_graph_without_a_profile_or_a_device(simulate: Simulate) -> None:
-    record = _starved(simulate)
+def test_no_idle_time_with_a_graph_without_a_profile_or_a_device() -> None:
+    record = _starved()
     graph = replace(record, batches={**record.batches, "graph": np.ones_like(record.batches["batch_id"])})
     without = [
         replace(record, meta=meta)
@@ -194,7 +194,7 @@ def test_no_idle_time_with_a_graph_without_a_profile_or_a_device(simulate: Simul
         assert not {"dispatch.launch", "transfer.sync"} & set(causes_of(one))
 
 
-def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulate) -> None:
+def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host() -> None:
     """Batches of two workers that compute at the same time take longer, which is not due to the host."""
     record = simulate(n=900, rate=150, base=10.0, per_item=0.0, workers=2)
     alone = _on_device(record, {}, device_profile=_profile(busy_ms=6.0), worker_devices=["cuda:0", "cuda:1"])
@@ -208,7 +208,7 @@ def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulat
     assert idle[1].sum() < 0.9 * idle[0].sum()
 
 
-def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> None:
+def test_an_undisturbed_run_names_nothing_of_the_device() -> None:
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0)
     took = np.full(len(record.batches["batch_id"]), int(0.2 * _MS))
     columns = {"copy_in_ns": took, "copy_in_bytes": np.full_like(took, _BYTES)}
@@ -218,7 +218,7 @@ def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> N
     )
 
 
-def test_work_that_depends_on_a_feature_is_not_idle_time(simulate: Simulate) -> None:
+def test_work_that_depends_on_a_feature_is_not_idle_time() -> None:
     """Twice the steps on inputs of the same size keep the device busy twice as long."""
     long = np.random.default_rng(5).random(900) < 0.3
     record = simulate(

@@ -20,7 +20,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.reports.html.pages import write_run_report
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 SMALL = Scale(limit=1_000, chunk=3_000, stretches=8, stretch=2_000, listed=400)
 N = 24_000
@@ -35,7 +35,7 @@ def _faults(rng: np.random.Generator, n: int) -> dict[int, tuple[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def busy(simulate: Simulate) -> RunRecord:
+def busy() -> RunRecord:
     """Two workers with batches of up to four at half load, a hundredth of the requests struck."""
     rng = np.random.default_rng(5)
     faults = _faults(rng, N)
@@ -149,7 +149,7 @@ def test_intervals_are_as_wide_as_those_from_single_requests(both: tuple[Diagnos
         assert 0.4 < (found[1] - found[0]) / (high - low) < 2.5
 
 
-def test_intervals_count_lost_requests_as_the_slowest(simulate: Simulate) -> None:
+def test_intervals_count_lost_requests_as_the_slowest() -> None:
     n, rng = 6_000, np.random.default_rng(7)
     faults = {k: ("cpu", float(ms)) for k, ms in enumerate(rng.exponential(3.0, n))}
     record = simulate(
@@ -184,7 +184,7 @@ def test_the_slowest_rows_are_kept(both: tuple[Diagnosis, Diagnosis, list[Ledger
     assert np.all(np.diff(pieces.ledger.request) > 0)
 
 
-def test_windows_and_activity_agree(simulate: Simulate) -> None:
+def test_windows_and_activity_agree() -> None:
     n = 4_000
     faults = dict.fromkeys(range(n // 2, n // 2 + n // 8, 5), ("gc", 60.0))
     record = simulate(n=n, rate=40.0, compute_faults=faults, seed=3)
@@ -198,7 +198,7 @@ def test_windows_and_activity_agree(simulate: Simulate) -> None:
         assert second.causes_ms["python.gc"] == pytest.approx(first.causes_ms["python.gc"], rel=0.1, abs=0.3)
 
 
-def test_a_cause_that_all_requests_share_comes_in_no_bursts_of_the_traffic(simulate: Simulate) -> None:
+def test_a_cause_that_all_requests_share_comes_in_no_bursts_of_the_traffic() -> None:
     rng = np.random.default_rng(4)
     lull, rush = np.arange(0, 160_000, 80.0), np.concatenate([at + np.arange(0, 4_000, 3.0) for at in RUSHES])
     arrivals = np.sort(np.concatenate([lull, rush]))
@@ -210,7 +210,7 @@ def test_a_cause_that_all_requests_share_comes_in_no_bursts_of_the_traffic(simul
         assert active is not None and active.text == "throughout"
 
 
-def test_a_backlog_at_a_cut_belongs_to_its_causes(simulate: Simulate) -> None:
+def test_a_backlog_at_a_cut_belongs_to_its_causes() -> None:
     """A run that is never idle is cut anyway; without carry-over, later chunks would be unexplained."""
     faults = _faults(np.random.default_rng(6), 9_000)
     record = simulate(n=9_000, rate=160.0, compute_faults=faults, seed=4)
@@ -226,7 +226,7 @@ def test_a_backlog_at_a_cut_belongs_to_its_causes(simulate: Simulate) -> None:
     assert all(part.conservation_error_ns() == 0 for part in parts)
 
 
-def test_the_same_record_gives_the_same_diagnosis(simulate: Simulate) -> None:
+def test_the_same_record_gives_the_same_diagnosis() -> None:
     record = simulate(n=1_500, rate=160.0)
     first, second = (diagnose(record, scale=Scale(limit=0, chunk=400, stretches=3, stretch=300)) for _ in range(2))
     assert first.pieces is not None and first.pieces > 1
@@ -291,7 +291,7 @@ def test_a_report_shows_a_part_and_notes_it(
     ],
     ids=["one", "none-ok", "timeouts", "all-at-once", "two-workers", "priorities", "throttled"],
 )
-def test_every_kind_of_record_is_attributed_in_pieces(simulate: Simulate, plan: dict[str, Any]) -> None:
+def test_every_kind_of_record_is_attributed_in_pieces(plan: dict[str, Any]) -> None:
     record = simulate(**plan)
     parts: list[Ledger] = []
     pieces = diagnose(record, scale=Scale(limit=0, chunk=40, stretches=3, stretch=30, listed=10), sink=parts.append)

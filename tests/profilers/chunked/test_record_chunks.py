@@ -11,7 +11,7 @@ from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, before_first_idle, joined
 from latfix.results.diagnosis import Ledger
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 _IDS = tuple(cause.id for cause in CAUSES)
 
@@ -51,7 +51,7 @@ def test_a_service_that_is_never_idle_is_cut_between_batches(at_once: int) -> No
     assert all(100 <= chunk.last - chunk.first <= 200 for chunk in chunks[:-1])
 
 
-def test_requests_before_the_first_idle_moment(simulate: Simulate) -> None:
+def test_requests_before_the_first_idle_moment() -> None:
     record = simulate(n=50, arrivals_ms=np.arange(50) * 20.0)
     end = record.requests["arrival_ns"] + record.requests["latency_ns"]
     assert not before_first_idle(Chunk(first=0, last=50, reach_ns=0, busy=False), record).any()
@@ -63,7 +63,7 @@ def test_requests_before_the_first_idle_moment(simulate: Simulate) -> None:
     assert never.all()
 
 
-def test_a_stretch_holds_what_belongs_to_it(simulate: Simulate) -> None:
+def test_a_stretch_holds_what_belongs_to_it() -> None:
     record = simulate(n=300, max_batch=4, rate=200.0, compute_faults={40: ("gc", 20.0), 250: ("gc", 20.0)})
     part = WholeRecord(record).stretch(100, 200)
     assert part.first_index == 100
@@ -75,7 +75,7 @@ def test_a_stretch_holds_what_belongs_to_it(simulate: Simulate) -> None:
     assert WholeRecord(record).event_totals()["gc"][0] == 2
 
 
-def test_joined_stretches_are_renumbered(simulate: Simulate) -> None:
+def test_joined_stretches_are_renumbered() -> None:
     faults = dict.fromkeys((10, 60, 150), ("gc", 20.0))
     record = simulate(n=300, max_batch=4, rate=200.0, compute_faults=faults)
     record.events["request"][:] = sorted(faults)  # each names the request whose batch it struck

@@ -13,8 +13,8 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
+from tests.profilers.simulated_runs import simulate
 
 MS = 1_000_000
 PERIOD = int(PERIOD_S * 1e9)
@@ -42,7 +42,7 @@ def hit() -> dict[int, tuple[str, float]]:
     return dict.fromkeys(range(50, 600, 20), ("cpu", 60.0))
 
 
-def test_the_line_of_slow_batches_is_reported(simulate: Simulate, hit: dict[int, tuple[str, float]]) -> None:
+def test_the_line_of_slow_batches_is_reported(hit: dict[int, tuple[str, float]]) -> None:
     # GIVEN one batch of twenty that takes 60 ms longer, on a line that the others never reach
     record = sampled(simulate(rate=10, compute_faults=hit), lambda slow: 1 if slow else 0, hit)
     record = replace(record, meta=record.meta.updated(stacks=STACKS, workload_folder="/home/me/w"))
@@ -60,17 +60,17 @@ def test_the_line_of_slow_batches_is_reported(simulate: Simulate, hit: dict[int,
     assert slow_ms[STACKS[1]] == pytest.approx(line.slow_ms)
 
 
-def test_without_user_code_the_library_is_named(simulate: Simulate, hit: dict[int, tuple[str, float]]) -> None:
+def test_without_user_code_the_library_is_named(hit: dict[int, tuple[str, float]]) -> None:
     evidence = gather(sampled(simulate(rate=10, compute_faults=hit), lambda slow: 2 if slow else 0, hit))
     (line,) = slow_lines(stack_times(evidence, STACKS), "/home/me/w")
     assert (line.file, line.line) == ("/venv/lib/python3.11/site-packages/torch/_ops.py", 7)
 
 
-def test_without_samples_there_are_no_lines(simulate: Simulate) -> None:
+def test_without_samples_there_are_no_lines() -> None:
     evidence: Evidence = gather(simulate(rate=10))
     assert stack_times(evidence, STACKS) == () and stack_times(evidence, ()) == ()
 
 
-def test_samples_of_unknown_stacks_are_ignored(simulate: Simulate, hit: dict[int, tuple[str, float]]) -> None:
+def test_samples_of_unknown_stacks_are_ignored(hit: dict[int, tuple[str, float]]) -> None:
     evidence = gather(sampled(simulate(rate=10, compute_faults=hit), lambda slow: 77 if slow else 78, hit))
     assert stack_times(evidence, STACKS) == ()

@@ -12,7 +12,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.latency_summary import summarize_ms
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 #: A service that gains from batches, with varied inputs, busy enough for queues.
 BUSY: dict[str, Any] = {"n": 1500, "rate": 70.0, "seed": 5, "max_batch": 4, "base": 6.0, "per_item": 0.05}
@@ -49,7 +49,7 @@ def off(forecast: Forecast, serving: Serving, actual: RunRecord) -> dict[str, fl
     ],
     ids=["alone", "two workers", "batches", "window", "collections", "a dependency"],
 )
-def test_the_settings_that_ran_are_reproduced(simulate: Simulate, plan: dict[str, Any]) -> None:
+def test_the_settings_that_ran_are_reproduced(plan: dict[str, Any]) -> None:
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths(), **plan}))
     assert forecast.error < 0.1
     assert len(forecast.latencies(forecast.serving)) == 1500
@@ -66,7 +66,7 @@ def test_the_settings_that_ran_are_reproduced(simulate: Simulate, plan: dict[str
     ],
     ids=["no window", "no batches", "batches", "a second worker", "a second prepare thread"],
 )
-def test_other_settings_are_predicted(simulate: Simulate, plan: dict[str, Any], then: dict[str, Any]) -> None:
+def test_other_settings_are_predicted(plan: dict[str, Any], then: dict[str, Any]) -> None:
     # GIVEN a run, and the same requests served with other settings
     before = {**BUSY, "lengths": lengths(), **plan}
     forecast = Forecast(simulate(**before))
@@ -80,7 +80,7 @@ def test_other_settings_are_predicted(simulate: Simulate, plan: dict[str, Any], 
     assert wrong["mean"] < 0.5 * unchanged["mean"]
 
 
-def test_batches_by_length_are_predicted_to_pad_less(simulate: Simulate) -> None:
+def test_batches_by_length_are_predicted_to_pad_less() -> None:
     record = simulate(**{**BUSY, "rate": 90.0, "lengths": lengths()})
     record.requests["bucket_length"][:] = record.requests["input_elements"]
     forecast = Forecast(record)
@@ -88,7 +88,7 @@ def test_batches_by_length_are_predicted_to_pad_less(simulate: Simulate) -> None
     assert after["mean"] < 0.95 * before["mean"]
 
 
-def test_batches_are_padded_in_two_dimensions(simulate: Simulate) -> None:
+def test_batches_are_padded_in_two_dimensions() -> None:
     # GIVEN images of one size, wide, square and tall: a batch of unlike shapes is mostly padding
     widths = np.random.default_rng(5).choice([10, 20, 40], 1500)
     plan = {**BUSY, "per_item": 0.004, "lengths": np.full(1500, 400, np.int64), "widths": widths}
@@ -99,7 +99,7 @@ def test_batches_are_padded_in_two_dimensions(simulate: Simulate) -> None:
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
-def test_shortest_first_is_predicted(simulate: Simulate) -> None:
+def test_shortest_first_is_predicted() -> None:
     """The truth is a run whose classes are the lengths, in a hundred steps."""
     sizes = lengths()
     plan = {**BUSY, "max_batch": 1, "rate": 105.0, "lengths": sizes}
@@ -118,7 +118,7 @@ def test_shortest_first_is_predicted(simulate: Simulate) -> None:
 @pytest.mark.parametrize(
     ("kind", "cause"), [("gc", "python.gc"), ("faults", "memory.page_faults"), ("runq", "host.contention")]
 )
-def test_a_removed_cause_is_predicted(simulate: Simulate, kind: str, cause: str) -> None:
+def test_a_removed_cause_is_predicted(kind: str, cause: str) -> None:
     plan = {**BUSY, "rate": 50.0, "lengths": lengths()}
     forecast = Forecast(simulate(**plan, compute_faults=faults(kind)))
     wrong = off(forecast, changed(forecast, without=frozenset({cause})), simulate(**plan))
@@ -126,7 +126,7 @@ def test_a_removed_cause_is_predicted(simulate: Simulate, kind: str, cause: str)
 
 
 @pytest.mark.parametrize("waiting", [False, True], ids=["undisturbed", "with waits for a core"])
-def test_halved_compute_is_predicted(simulate: Simulate, waiting: bool) -> None:
+def test_halved_compute_is_predicted(waiting: bool) -> None:
     """Half of the compute waits half as long for a core."""
     plan = {**BUSY, "lengths": lengths(), **({"rate": 50.0} if waiting else {})}
     waits, halved_waits = (faults("runq", every=10, ms=ms) if waiting else {} for ms in (60.0, 30.0))
@@ -137,7 +137,7 @@ def test_halved_compute_is_predicted(simulate: Simulate, waiting: bool) -> None:
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
-def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all(simulate: Simulate) -> None:
+def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all() -> None:
     several = np.array([10, 30, 20, 30, 10, 40] * 20)
     forecast = Forecast(simulate(**{**BUSY, "n": len(several), "rate": 2.0, "max_batch": 1, "lengths": several}))
     slow = changed(forecast, cost=BatchCost(new_shape_ns=20e6))
@@ -150,7 +150,7 @@ def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all(simulate: Simulate
 
 
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
-def test_the_pace_comes_from_a_replay(simulate: Simulate, slower: float) -> None:
+def test_the_pace_comes_from_a_replay(slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}
     forecast = Forecast(simulate(**run))
     again = simulate(**{**run, "base": slower * BUSY["base"], "per_item": slower * BUSY["per_item"]})
@@ -166,14 +166,14 @@ def test_the_pace_comes_from_a_replay(simulate: Simulate, slower: float) -> None
     assert np.isnan(forecast.pace_of(part, forecast.serving, begin * 10))
 
 
-def test_causes_of_the_policy_are_not_removed_from_requests(simulate: Simulate) -> None:
+def test_causes_of_the_policy_are_not_removed_from_requests() -> None:
     """Forming batches differently already removes padding; subtracting it as well would count it twice."""
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     same = forecast.latencies(changed(forecast, without=frozenset({"batching.padding", "input.size"})))
     assert np.array_equal(same, forecast.latencies(forecast.serving))
 
 
-def test_stretches_are_served_on_their_own(simulate: Simulate) -> None:
+def test_stretches_are_served_on_their_own() -> None:
     record = simulate(**{**BUSY, "lengths": lengths()})
     forecast = Forecast(record)
     bounds = [(2e9, 4e9), (8e9, 9e9)]
@@ -182,13 +182,13 @@ def test_stretches_are_served_on_their_own(simulate: Simulate) -> None:
     assert len(forecast.latencies(forecast.serving, bounds)) == inside > 50
 
 
-def test_a_run_without_requests_predicts_nothing(simulate: Simulate) -> None:
+def test_a_run_without_requests_predicts_nothing() -> None:
     forecast = Forecast(simulate(n=0))
     assert len(forecast.latencies(forecast.serving)) == 0
     assert forecast.statistics(forecast.serving)["p99"] == 0.0
 
 
-def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: Simulate) -> None:
+def test_probes_cover_the_range_and_larger_sizes_only_within_the_time() -> None:
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     length = lengths()
     some, many = forecast.probes([2, 4, 8], 0.05), forecast.probes([2, 4, 8, 16], 60.0)
@@ -202,7 +202,7 @@ def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: 
     assert forecast.seconds(some) < forecast.seconds(many)
 
 
-def test_the_repeatable_latency_excludes_the_machine(simulate: Simulate) -> None:
+def test_the_repeatable_latency_excludes_the_machine() -> None:
     still = {**BUSY, "lengths": lengths(), "rate": 40.0}
     plain = simulate(**still)
     disturbed = Forecast(simulate(**still, compute_faults=faults("runq")))
@@ -211,7 +211,7 @@ def test_the_repeatable_latency_excludes_the_machine(simulate: Simulate) -> None
     assert np.percentile(gap, 99) < 0.2 < np.percentile(was, 99)
 
 
-def test_learning_the_time_of_small_batches(simulate: Simulate) -> None:
+def test_learning_the_time_of_small_batches() -> None:
     """A service that is never idle runs no small batches; computing some on purpose gives their time."""
     full = {
         "n": 400,
@@ -234,7 +234,7 @@ def test_learning_the_time_of_small_batches(simulate: Simulate) -> None:
     assert off(forecast, alone, actual)["mean"] < 0.1 < before
 
 
-def test_the_cost_of_probes_is_the_change_of_compute(simulate: Simulate) -> None:
+def test_the_cost_of_probes_is_the_change_of_compute() -> None:
     """Half of the time, except for the fixed part: short inputs gain less."""
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     batches, length = forecast.probes([2, 4], 60.0), lengths()
@@ -245,13 +245,13 @@ def test_the_cost_of_probes_is_the_change_of_compute(simulate: Simulate) -> None
     assert forecast.cost([[10**6]], [1.0], [1.0]) is None, "a request that was not served"
 
 
-def test_alone_is_a_lower_bound(simulate: Simulate) -> None:
+def test_alone_is_a_lower_bound() -> None:
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     alone, half = forecast.alone(None), forecast.alone(BatchCost(typical=0.5))
     assert half["mean"] < alone["mean"] < forecast.simulated["mean"] and alone["p99"] < forecast.simulated["p99"]
 
 
-def test_at_its_own_times_a_run_is_simulated_as_it_was(simulate: Simulate) -> None:
+def test_at_its_own_times_a_run_is_simulated_as_it_was() -> None:
     record = simulate(**{**BUSY, "lengths": lengths()})
     forecast = Forecast(record)
     times = record.traffic.arrival_ns.astype(np.float64)

@@ -12,7 +12,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Window
 from latfix.stages import Status
-from tests.profilers.conftest import Simulate
+from tests.profilers.simulated_runs import simulate
 
 MS = 1_000_000
 
@@ -54,7 +54,7 @@ def test_percentiles_are_those_of_the_windows_own_requests() -> None:
     assert windows[0].to_json()["note"] == ""
 
 
-def test_an_episode_of_collections_is_placed_in_time(simulate: Simulate) -> None:
+def test_an_episode_of_collections_is_placed_in_time() -> None:
     rng = np.random.default_rng(0)
     faults = {k: ("gc", 40.0) for k in range(360, 540) if rng.random() < 0.3}
     record = simulate(n=1200, rate=20, compute_faults=faults)
@@ -72,7 +72,7 @@ def test_an_episode_of_collections_is_placed_in_time(simulate: Simulate) -> None
 
 
 @pytest.mark.parametrize("limit", [10_000, 0], ids=["at-once", "in-chunks"])
-def test_windows_reach_to_the_end_of_a_run_that_stops_answering(simulate: Simulate, limit: int) -> None:
+def test_windows_reach_to_the_end_of_a_run_that_stops_answering(limit: int) -> None:
     record = simulate(n=900, status=dict.fromkeys(range(450, 900), int(Status.TIMEOUT)))
     found = diagnose(record, scale=Scale(limit=limit, chunk=300, stretches=3, stretch=200))
     arrival, latency = (record.requests[name] / 1e9 for name in ("arrival_ns", "latency_ns"))
@@ -85,6 +85,6 @@ def test_windows_reach_to_the_end_of_a_run_that_stops_answering(simulate: Simula
     assert found.windows[0].p50_ms == pytest.approx(np.median(first), rel=0.01)
 
 
-def test_a_run_without_ok_requests_has_no_windows(simulate: Simulate) -> None:
+def test_a_run_without_ok_requests_has_no_windows() -> None:
     found = diagnose(simulate(n=30, status=dict.fromkeys(range(30), 1)))
     assert found.windows == ()

@@ -61,7 +61,8 @@ def parsed(target: str, settings: Mapping[str, Any], workload: str = "ranker") -
 
 def read_protobuf_text(text: str) -> dict[str, Any]:
     """Fields by name, as Triton reads them; those at their default are left out."""
-    return MessageToDict(text_format.Parse(text, ModelConfig()), preserving_proto_field_name=True)
+    found: dict[str, Any] = MessageToDict(text_format.Parse(text, ModelConfig()), preserving_proto_field_name=True)
+    return found
 
 
 def read_yaml(text: str) -> Any:

@@ -15,8 +15,8 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.conftest import Simulate
 from tests.profilers.samples import sample_columns
+from tests.profilers.simulated_runs import simulate
 
 Floats = npt.NDArray[np.float64]
 N = 900
@@ -57,7 +57,7 @@ def sentence(diagnosis: Diagnosis, cause: str) -> str:
     return next(entry.evidence for entry in diagnosis.causes if entry.cause == cause)
 
 
-def test_growth_with_memory_is_drift_memory_and_costs_what_was_injected(simulate: Simulate) -> None:
+def test_growth_with_memory_is_drift_memory_and_costs_what_was_injected() -> None:
     record = sampled(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)), rss=lambda age: 310 + 670 * age)
     diagnosis = diagnose(record, bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.memory"}
@@ -74,7 +74,7 @@ def test_growth_with_memory_is_drift_memory_and_costs_what_was_injected(simulate
     assert "first quarter" in words and "a second [" in words and "resident memory grew from" in words
 
 
-def test_growth_with_sessions_is_drift_sessions(simulate: Simulate) -> None:
+def test_growth_with_sessions_is_drift_sessions() -> None:
     # GIVEN sessions that pile up in two waves, work that follows them, and memory that grows evenly
     seen = np.interp(AGE, [0, 0.15, 0.3, 0.7, 0.85, 1], [1, 100, 110, 120, 290, 300]).astype(int)
     record = simulate(n=N, rate=12, compute_faults=slower(seen / 50))
@@ -84,7 +84,7 @@ def test_growth_with_sessions_is_drift_sessions(simulate: Simulate) -> None:
     assert "sessions seen grew from" in sentence(diagnosis, "drift.sessions")
 
 
-def test_growth_with_shapes_is_drift_cache(simulate: Simulate) -> None:
+def test_growth_with_shapes_is_drift_cache() -> None:
     fresh = np.zeros(N, dtype=bool)
     fresh[np.random.default_rng(2).choice(N, 90, replace=False)] = True
     record = simulate(n=N, rate=12, compute_faults=slower(np.cumsum(fresh) / 15))
@@ -94,7 +94,7 @@ def test_growth_with_shapes_is_drift_cache(simulate: Simulate) -> None:
     assert "input shapes seen grew from" in sentence(diagnosis, "drift.cache")
 
 
-def test_series_that_all_grow_evenly_are_not_distinguished(simulate: Simulate) -> None:
+def test_series_that_all_grow_evenly_are_not_distinguished() -> None:
     record = simulate(n=N, arrivals_ms=np.arange(N) * 80.0, compute_faults=slower(6 * AGE))
     record = with_sessions(sampled(record, rss=lambda age: 310 + 670 * age), [f"s{k}" for k in range(N)])
     diagnosis = diagnose(record, bootstrap=40)
@@ -104,7 +104,7 @@ def test_series_that_all_grow_evenly_are_not_distinguished(simulate: Simulate) -
 
 
 @pytest.mark.parametrize(("mebibytes", "cause"), [(60, "drift.cache"), (1200, "drift.unknown")])
-def test_memory_made_of_small_objects_is_their_growth(simulate: Simulate, mebibytes: float, cause: str) -> None:
+def test_memory_made_of_small_objects_is_their_growth(mebibytes: float, cause: str) -> None:
     """0.8 million more objects: 60 MiB are theirs; 1.2 GiB is more than Python's allocator can have given them."""
     record = simulate(n=N, arrivals_ms=np.arange(N) * 80.0, compute_faults=slower(6 * AGE))
     record = sampled(record, rss=lambda age: 310 + mebibytes * age, objects=lambda age: 0.8 + 0.8 * age)
@@ -113,7 +113,7 @@ def test_memory_made_of_small_objects_is_their_growth(simulate: Simulate, mebiby
     assert "live Python objects grew from" in sentence(diagnosis, cause)
 
 
-def test_flat_memory_is_not_a_reason(simulate: Simulate) -> None:
+def test_flat_memory_is_not_a_reason() -> None:
     record = sampled(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)), rss=lambda age: 310 + 6 * age)
     diagnosis = diagnose(record, bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.unknown"}
@@ -121,7 +121,7 @@ def test_flat_memory_is_not_a_reason(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("at", [0.35, 0.5, 0.68])
-def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(simulate: Simulate, at: float) -> None:
+def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(at: float) -> None:
     record = simulate(n=N, rate=12, compute_faults=slower(5.0 * (at < AGE)))
     diagnosis = diagnose(sampled(record, rss=lambda age: 310 + 670 * age), bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.unknown"}
@@ -132,7 +132,7 @@ def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(simulate: Simulat
     assert "from then on" in sentence(diagnosis, "drift.unknown")
 
 
-def test_a_weak_drift_follows_memory_though_the_pace_waves(simulate: Simulate) -> None:
+def test_a_weak_drift_follows_memory_though_the_pace_waves() -> None:
     # A pace that changes for seconds adds as much as the drift; a level that never falls follows it too.
     ms = 3.0 * AGE + 1.0 + np.cos(2 * np.pi * 2.5 * AGE)
     record = sampled(simulate(n=N, rate=12, compute_faults=slower(ms)), rss=lambda age: 310 + 670 * age)
@@ -148,13 +148,13 @@ def test_a_weak_drift_follows_memory_though_the_pace_waves(simulate: Simulate) -
         ("a slow start", 6.0 * (AGE < 0.3)),
     ],
 )
-def test_episodes_that_end_are_slowdown(simulate: Simulate, name: str, ms: Floats) -> None:
+def test_episodes_that_end_are_slowdown(name: str, ms: Floats) -> None:
     diagnosis = diagnose(simulate(n=N, rate=12, compute_faults=slower(ms)), bootstrap=20)
     assert claimed(diagnosis) == {}, name
     assert own_ms(diagnosis, "host.slowdown").sum() > 0
 
 
-def test_work_that_gets_faster_is_no_drift(simulate: Simulate) -> None:
+def test_work_that_gets_faster_is_no_drift() -> None:
     assert find_growths(gather(simulate(n=N, rate=12, compute_faults=slower(6 * (1 - AGE))))) == []
 
 
@@ -167,7 +167,7 @@ def test_work_that_gets_faster_is_no_drift(simulate: Simulate) -> None:
     ],
 )
 def test_any_stage_can_drift_and_inputs_that_vary_do_not_hide_it(
-    simulate: Simulate, faults: dict[str, Any], more: dict[str, Any], ms: float, words: str
+    faults: dict[str, Any], more: dict[str, Any], ms: float, words: str
 ) -> None:
     diagnosis = diagnose(simulate(n=N, rate=12, **faults, **more), bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.unknown"}
@@ -176,20 +176,20 @@ def test_any_stage_can_drift_and_inputs_that_vary_do_not_hide_it(
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.5])
-def test_inputs_that_grow_are_no_drift(simulate: Simulate, noise: float) -> None:
+def test_inputs_that_grow_are_no_drift(noise: float) -> None:
     lengths = (50 + 200 * AGE + np.random.default_rng(1).integers(0, 60, N)).astype(np.int64)
     record = sampled(simulate(n=N, rate=12, lengths=lengths, noise=noise), rss=lambda age: 310 + 670 * age)
     assert claimed(diagnose(record, bootstrap=10)) == {}
 
 
-def test_load_that_grows_is_no_drift(simulate: Simulate) -> None:
+def test_load_that_grows_is_no_drift() -> None:
     arrivals = np.cumsum(np.linspace(80, 12, N))
     assert find_growths(gather(simulate(n=N, arrivals_ms=arrivals, max_batch=8, window=10.0))) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", ["lognormal", "pareto"])
-def test_heavy_tails_are_no_drift(simulate: Simulate, tail: str) -> None:
+def test_heavy_tails_are_no_drift(tail: str) -> None:
     found = 0
     for seed in range(20):
         rng = np.random.default_rng(100 + seed)
@@ -201,12 +201,12 @@ def test_heavy_tails_are_no_drift(simulate: Simulate, tail: str) -> None:
 @pytest.mark.parametrize(
     ("n", "ms", "found"), [(N, 1.0, False), (N, 2.5, True), *((few, 6.0, False) for few in (0, 1, 10, 50))]
 )
-def test_small_rises_and_few_requests_are_ignored(simulate: Simulate, n: int, ms: float, found: bool) -> None:
+def test_small_rises_and_few_requests_are_ignored(n: int, ms: float, found: bool) -> None:
     record = simulate(n=n, rate=12, compute_faults=slower(ms * np.arange(n) / max(n, 1)))
     assert bool(find_growths(gather(record))) == found
 
 
-def test_growth_in_batches_reaches_every_member_once(simulate: Simulate) -> None:
+def test_growth_in_batches_reaches_every_member_once() -> None:
     record = simulate(n=1800, rate=60, max_batch=6, window=20.0, compute_faults=slower(np.full(1800, 0.0)))
     compute = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
     grown = np.rint(np.linspace(0, 0.4, len(compute)) * compute).astype(np.int64)
