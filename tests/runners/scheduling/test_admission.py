@@ -13,7 +13,7 @@ from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
 from latfix.runners.scheduling.control import Steering
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 from latfix.settings import RunnerSettings
-from tests.runners.scheduling.conftest import Offer
+from tests.runners.scheduling.simulated_runs import offer
 
 MS = 1_000_000
 SIZE = 4
@@ -39,7 +39,7 @@ def _p99_ms(run: Simulated) -> float:
     return float(np.percentile(run.latency_ns(), 99)) / MS
 
 
-def test_under_overload_those_let_in_are_served_quickly_and_no_capacity_is_lost(offer: Offer) -> None:
+def test_under_overload_those_let_in_are_served_quickly_and_no_capacity_is_lost() -> None:
     traffic = offer((40.0, 360.0), seed=1)
     limit = ConcurrencyLimit(least=2 * SIZE)
     run = _limited(traffic, limit)
@@ -51,14 +51,14 @@ def test_under_overload_those_let_in_are_served_quickly_and_no_capacity_is_lost(
     assert _p99_ms(SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)) > 10_000.0
 
 
-def test_a_load_that_fits_is_let_in(offer: Offer) -> None:
+def test_a_load_that_fits_is_let_in() -> None:
     for rate, seed in ((20.0, 2), (80.0, 3), (120.0, 4)):
         traffic = offer((60.0, rate), seed=seed)
         run = _limited(traffic, ConcurrencyLimit(least=2 * SIZE))
         assert len(run.refused) <= 0.005 * len(traffic)
 
 
-def test_the_limit_recovers_after_a_burst_and_does_not_swing(offer: Offer) -> None:
+def test_the_limit_recovers_after_a_burst_and_does_not_swing() -> None:
     traffic = offer((20.0, 80.0), (10.0, 600.0), (40.0, 80.0), seed=5)
     limit = ConcurrencyLimit(least=2 * SIZE)
     run = _limited(traffic, limit)
@@ -67,7 +67,7 @@ def test_the_limit_recovers_after_a_burst_and_does_not_swing(offer: Offer) -> No
     assert limit.lowest >= 2 * SIZE
 
 
-def test_a_ceiling_holds_and_a_limit_that_is_not_used_does_not_grow(offer: Offer) -> None:
+def test_a_ceiling_holds_and_a_limit_that_is_not_used_does_not_grow() -> None:
     limit = ConcurrencyLimit(least=2 * SIZE, most=5)
     _limited(offer((10.0, 300.0), seed=6), limit)
     assert limit.highest <= 5
@@ -103,7 +103,7 @@ def _in_time(run: Simulated, traffic: list[Offered]) -> int:
     return int(np.count_nonzero((run.end_ns >= 0) & (run.end_ns <= expires)))
 
 
-def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody(offer: Offer) -> None:
+def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody() -> None:
     traffic = offer((30.0, 320.0), seed=7, deadline_ms=150.0)
     run, check = _by_deadline(traffic)
     unlimited = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
@@ -116,14 +116,14 @@ def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody(offer:
     assert served + check.refused + check.dropped == len(traffic)
 
 
-def test_a_request_without_a_deadline_is_never_shed(offer: Offer) -> None:
+def test_a_request_without_a_deadline_is_never_shed() -> None:
     traffic = offer((10.0, 400.0), seed=8, deadline_ms=100.0)
     traffic = [replace(one, expires_ns=0) if k % 3 == 0 else one for k, one in enumerate(traffic)]
     run, _ = _by_deadline(traffic)
     assert run.refused and not [slot for slot in (*run.refused, *run.dropped) if not traffic[slot].expires_ns]
 
 
-def test_a_load_that_fits_is_not_shed_by_deadline(offer: Offer) -> None:
+def test_a_load_that_fits_is_not_shed_by_deadline() -> None:
     traffic = offer((60.0, 90.0), seed=9, deadline_ms=200.0)
     run, _ = _by_deadline(traffic)
     unlimited = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
@@ -131,7 +131,7 @@ def test_a_load_that_fits_is_not_shed_by_deadline(offer: Offer) -> None:
     assert _in_time(run, traffic) >= _in_time(unlimited, traffic) - 0.01 * len(traffic)
 
 
-def test_an_estimate_that_is_far_too_high_is_put_right(offer: Offer) -> None:
+def test_an_estimate_that_is_far_too_high_is_put_right() -> None:
     estimate = WorkEstimate()
     for _ in range(50):
         estimate.learn(Batch(1, 1, 1, 1, 5000 * MS, 5000 * MS))

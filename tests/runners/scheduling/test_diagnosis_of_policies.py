@@ -14,7 +14,7 @@ from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import Backlog, FixedLimits, Limits, Ordering
 from latfix.settings import RunnerSettings
-from tests.runners.scheduling.conftest import Offer, Recorded
+from tests.runners.scheduling.simulated_runs import offer, recorded
 
 MS = 1_000_000
 PAUSE = 60 * MS
@@ -64,7 +64,7 @@ ADAPTIVE: dict[str, Any] = {
     ],
     ids=["shortest", "shortest in batches", "ageing", "adaptive"],
 )
-def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, changed: dict[str, Any]) -> None:
+def test_pauses_are_named_and_nothing_swells(changed: dict[str, Any]) -> None:
     traffic = offer((10.0, 75.0), lengths=mixed_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
     traffic = [replace(one, share=one.length / 200) for one in traffic]
     some = np.random.default_rng(5).choice(len(traffic), len(traffic) // 60, replace=False)
@@ -85,7 +85,7 @@ def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, c
     assert contention.propagated_ms > 0 and contention.tail_share > 0.4
 
 
-def test_a_moved_window_is_the_windows_doing(offer: Offer, recorded: Recorded) -> None:
+def test_a_moved_window_is_the_windows_doing() -> None:
     # GIVEN a service that held every batch for 30 ms although its settings have another window
     traffic = offer((20.0, 12.0), lengths=mixed_lengths, seed=6)
     run = _run(traffic, Backlog(), FixedLimits(4, 30 * MS), {})

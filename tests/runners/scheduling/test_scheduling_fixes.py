@@ -24,7 +24,7 @@ from latfix.runners.fixes.schedule import priority as schedule_priority
 from latfix.runners.fixes.schedule import shortest_expected as schedule_shortest_expected
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking
 from latfix.settings import RunnerSettings
-from tests.runners.scheduling.conftest import Offer, Recorded
+from tests.runners.scheduling.simulated_runs import offer, recorded
 
 MS = 1_000_000
 FIXES: tuple[Fix, ...] = (
@@ -57,7 +57,7 @@ def _queue(settings: RunnerSettings) -> SimulatedQueue:
 
 
 @pytest.fixture(scope="module")
-def traffic(offer: Offer) -> list[Offered]:
+def traffic() -> list[Offered]:
     """Classes, lengths that differ, deadlines, and a phase of overload."""
     made = offer(
         (10.0, 60.0), (5.0, 170.0), (15.0, 60.0), ranks=(0.3, 0.4, 0.3), lengths=_lengths, seed=2, deadline_ms=600.0
@@ -66,7 +66,7 @@ def traffic(offer: Offer) -> list[Offered]:
 
 
 @pytest.fixture(scope="module")
-def baseline(traffic: list[Offered], recorded: Recorded) -> RunRecord:
+def baseline(traffic: list[Offered]) -> RunRecord:
     record = recorded(traffic, _queue(BEFORE).run(traffic), BEFORE)
     grown = np.zeros(len(record.batches["size"]), dtype=np.int64)
     grown[:20] = 16 << 20
@@ -83,7 +83,7 @@ def test_overload_calls_for_every_fix(baseline: RunRecord) -> None:
     assert [fix.obstacle(_context(baseline)) for fix in FIXES] == [""] * len(FIXES)
 
 
-def _calm(offer: Offer, recorded: Recorded, **more: Any) -> RunRecord:
+def _calm(**more: Any) -> RunRecord:
     traffic = offer((20.0, 5.0), seed=3, **more)
     return recorded(traffic, _queue(BEFORE).run(traffic), replace(BEFORE, batch_window_ms=0.0))
 
@@ -99,17 +99,17 @@ def _calm(offer: Offer, recorded: Recorded, **more: Any) -> RunRecord:
     ],
     ids=lambda value: value.id if isinstance(value, Fix) else None,
 )
-def test_a_fix_reports_why_it_does_not_apply(fix: Fix, words: str, offer: Offer, recorded: Recorded) -> None:
-    assert words in fix.obstacle(_context(_calm(offer, recorded)))
+def test_a_fix_reports_why_it_does_not_apply(fix: Fix, words: str) -> None:
+    assert words in fix.obstacle(_context(_calm()))
 
 
-def test_reasons_have_figures(baseline: RunRecord, traffic: list[Offered], offer: Offer, recorded: Recorded) -> None:
+def test_reasons_have_figures(baseline: RunRecord, traffic: list[Offered]) -> None:
     single = _context(baseline, replace(BEFORE, max_batch_size=1))
     assert "one by one" in batch_adaptive.FIX.obstacle(single)
     assert "one by one" in schedule_memory_aware.FIX.obstacle(single)
-    calm = _calm(offer, recorded, ranks=(0.5, 0.5))
+    calm = _calm(ranks=(0.5, 0.5))
     assert "no class waits much longer" in schedule_priority.FIX.obstacle(_context(calm))
-    late = _calm(offer, recorded, deadline_ms=5_000.0)
+    late = _calm(deadline_ms=5_000.0)
     assert "only 0 of" in admit_shed.FIX.obstacle(_context(late))
     # If no request was lost, every request that a limit sheds would be a loss.
     slow = offer((10.0, 60.0), (5.0, 170.0), lengths=_lengths, seed=2)
@@ -186,16 +186,14 @@ def _verified(fix: Fix, run: RunRecord, without: RunRecord) -> Verified:
     return fix.verify(Applied(evidence={}, record=run, without=without))
 
 
-def _applied(fix: Fix, traffic: list[Offered], baseline: RunRecord, recorded: Recorded) -> RunRecord:
+def _applied(fix: Fix, traffic: list[Offered], baseline: RunRecord) -> RunRecord:
     settings = BEFORE.with_overrides(fix.change(_context(baseline)))
     return recorded(traffic, _queue(settings).run(traffic), settings, series={"runner.work_explained": [0.0, 0.9]})
 
 
 @pytest.mark.parametrize("fix", [schedule_priority.FIX, schedule_shortest_expected.FIX], ids=lambda fix: fix.id)
-def test_orders_are_verified_by_overtaking_requests(
-    fix: Fix, traffic: list[Offered], baseline: RunRecord, recorded: Recorded
-) -> None:
-    changed = _applied(fix, traffic, baseline, recorded)
+def test_orders_are_verified_by_overtaking_requests(fix: Fix, traffic: list[Offered], baseline: RunRecord) -> None:
+    changed = _applied(fix, traffic, baseline)
     assert _verified(fix, changed, baseline).effective
     idle = replace(baseline, meta=changed.meta)  # only the settings show it, the run does not
     refuted = _verified(fix, idle, baseline)
@@ -220,7 +218,7 @@ def test_overtaking_is_counted_by_hand() -> None:
     assert (seen.lower_first, seen.same_class, seen.shorter) == (1, 1, 1)
 
 
-def test_shortest_first_is_verified_with_batches_by_length(offer: Offer, recorded: Recorded) -> None:
+def test_shortest_first_is_verified_with_batches_by_length() -> None:
     """Gentle fixes are tried together: overtaking by similar length must not count against the order."""
     few = np.array([10, 20, 40, 200])
     traffic = offer((3.0, 60.0), (2.0, 250.0), (10.0, 60.0), lengths=lambda rng, n: rng.choice(few, n), seed=8)
@@ -240,13 +238,13 @@ def test_shortest_first_is_verified_with_batches_by_length(offer: Offer, recorde
     assert not _verified(schedule_shortest_expected.FIX, like, baseline).effective
 
 
-def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord, recorded: Recorded) -> None:
+def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord) -> None:
     fix, settings = batch_adaptive.FIX, baseline.meta.settings
     moved = {"runner.batch_limit": [4.0, 3.0, 2.0], "runner.window_ms": [10.0, 12.0]}
     still = {"runner.batch_limit": [4.0, 4.0], "runner.window_ms": [20.0, 20.0]}
 
     def run(series: dict[str, list[float]]) -> RunRecord:
-        return replace(baseline, samples=_empty_run(recorded, series=series).samples)
+        return replace(baseline, samples=_empty_run(series=series).samples)
 
     assert settings.max_batch_size == 4 and settings.batch_window_ms == 20.0
     assert "from 2 to 4" in _verified(fix, run(moved), baseline).evidence
@@ -264,7 +262,7 @@ def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord, rec
     ids=lambda value: value.id if isinstance(value, Fix) else None,
 )
 def test_shed_requests_are_compared_with_requests_lost_before(
-    fix: Fix, series: dict[str, list[float]], traffic: list[Offered], baseline: RunRecord, recorded: Recorded
+    fix: Fix, series: dict[str, list[float]], traffic: list[Offered], baseline: RunRecord
 ) -> None:
     settings = BEFORE.with_overrides(fix.change(_context(baseline)))
     run = _queue(BEFORE)
@@ -281,9 +279,7 @@ def test_shed_requests_are_compared_with_requests_lost_before(
     assert not _verified(fix, baseline, baseline).effective, "there was no such policy"
 
 
-def test_memory_is_verified_by_actual_batches(
-    traffic: list[Offered], baseline: RunRecord, recorded: Recorded
-) -> None:
+def test_memory_is_verified_by_actual_batches(traffic: list[Offered], baseline: RunRecord) -> None:
     fix = schedule_memory_aware.FIX
     change = fix.change(_context(baseline))
     assert change["schedule"] == "work_per_byte" and change["memory_limit_mb"] >= 1 and change["ageing_ms"] > 0
@@ -309,11 +305,11 @@ def test_estimates_from_a_record_match_its_service(baseline: RunRecord) -> None:
     assert estimate.batch_compute_ns(1, 400) == pytest.approx(_service([one]), rel=0.3)
 
 
-def _empty_run(recorded: Recorded, **more: Any) -> RunRecord:
+def _empty_run(**more: Any) -> RunRecord:
     nothing = np.zeros(0, dtype=np.int64)
     return recorded([], Simulated(nothing, nothing, nothing), BEFORE, **more)
 
 
-def test_a_run_without_requests_hinders_nothing(recorded: Recorded) -> None:
-    empty = _context(_empty_run(recorded))
+def test_a_run_without_requests_hinders_nothing() -> None:
+    empty = _context(_empty_run())
     assert all(fix.obstacle(empty) for fix in FIXES)

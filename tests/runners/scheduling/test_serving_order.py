@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedQueue
 from latfix.queueing.serving_order import MOST_SHARES, Backlog, Ordering, Waiting
 from latfix.settings import Schedule
+from tests.runners.scheduling.simulated_runs import offer
 
 MS = 1_000_000
 
@@ -146,7 +147,7 @@ def _served(traffic: Sequence[Offered], ordering: Ordering, each_ms: float = 10.
     return SimulatedQueue(service=service, backlog=Backlog(ordering=ordering)).run(traffic)
 
 
-def test_low_never_starves_under_permanent_overload_by_high(offer: Callable[..., list[Offered]]) -> None:
+def test_low_never_starves_under_permanent_overload_by_high() -> None:
     # GIVEN constant overload by high requests alone, and a few low ones
     traffic = offer((40, 115.0), ranks=(0.92, 0.0, 0.08), seed=3)
     ageing = Ordering(ageing_ns=500 * MS)
@@ -165,7 +166,7 @@ def test_low_never_starves_under_permanent_overload_by_high(offer: Callable[...,
     assert np.median(waited[[one.rank == 0 for one in traffic]]) < np.median(waited[low]) - 300 * MS
 
 
-def test_shortest_first_serves_the_many_without_ruining_the_tail(offer: Callable[..., list[Offered]]) -> None:
+def test_shortest_first_serves_the_many_without_ruining_the_tail() -> None:
     # GIVEN one request in ten that is ten times as long, at 85 % load
     def lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.where(rng.random(n) < 0.1, 10, 1).astype(np.int64)

@@ -12,7 +12,7 @@ import pytest
 from latfix.queueing.adaptive_batching import EVERY, BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import FixedLimits, Limits
-from tests.runners.scheduling.conftest import Offer
+from tests.runners.scheduling.simulated_runs import offer
 
 MS = 1_000_000
 Cost = Callable[[int], float]
@@ -119,7 +119,7 @@ LOADS: dict[str, tuple[Cost, tuple[tuple[float, float], ...]]] = {
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_it_is_far_from_the_worst_fixed_setting_and_near_the_best(offer: Offer, load: str) -> None:
+def test_it_is_far_from_the_worst_fixed_setting_and_near_the_best(load: str) -> None:
     cost, rates = LOADS[load]
     traffic = offer(*rates, seed=11)
     fixed = _fixed(traffic, cost, since_s=2.0)
@@ -129,7 +129,7 @@ def test_it_is_far_from_the_worst_fixed_setting_and_near_the_best(offer: Offer, 
     assert adaptive < 0.7 * worst
 
 
-def test_heavy_tails_do_not_drive_it(offer: Offer) -> None:
+def test_heavy_tails_do_not_drive_it() -> None:
     traffic = offer((20.0, 300.0), seed=12)
     fixed = _fixed(traffic, helps, since_s=2.0, heavy=True)
     seen = _follow(traffic, helps, heavy=True)
@@ -141,7 +141,7 @@ def test_heavy_tails_do_not_drive_it(offer: Offer) -> None:
 
 
 @pytest.mark.parametrize(("cost", "rate"), [(helps, 60.0), (helps, 350.0), (harms, 110.0), (turns, 200.0)])
-def test_under_a_steady_load_it_settles(offer: Offer, cost: Cost, rate: float) -> None:
+def test_under_a_steady_load_it_settles(cost: Cost, rate: float) -> None:
     seen = _follow(offer((60.0, rate), seed=13), cost)
     sizes, windows = seen.late(seen.size, 20.0), seen.late(seen.window_ms, 20.0)
     assert len(sizes) > 100
@@ -153,7 +153,7 @@ def test_under_a_steady_load_it_settles(offer: Offer, cost: Cost, rate: float) -
     assert np.count_nonzero(turned) <= len(windows) / EVERY / 2
 
 
-def test_a_window_grows_only_where_workers_are_busy_and_latency_allows(offer: Offer) -> None:
+def test_a_window_grows_only_where_workers_are_busy_and_latency_allows() -> None:
     # GIVEN a worker that is busy nearly all the time, batches that help, and latency far below the target
     busy = _follow(offer((20.0, 500.0), seed=15), helps, target_ms=600.0)
     assert max(busy.window_ms) > 12.0
@@ -170,7 +170,7 @@ def test_a_window_grows_only_where_workers_are_busy_and_latency_allows(offer: Of
     [(lambda size: 3 * helps(size), 150.0, 1.5), (harms, 130.0, 1.0)],
     ids=["slower", "harm"],
 )
-def test_it_learns_anew_where_the_service_changes(offer: Offer, later: Cost, load: float, near: float) -> None:
+def test_it_learns_anew_where_the_service_changes(later: Cost, load: float, near: float) -> None:
     """A comparison of costs from before and after a change would show the change, not the effect of the size."""
     traffic = offer((60.0, load), seed=3)
     change = (20.0, later)
@@ -179,7 +179,7 @@ def test_it_learns_anew_where_the_service_changes(offer: Offer, later: Cost, loa
     assert _p95_ms(seen.run, 20.0) < near * min(fixed) + 10.0
 
 
-def test_batches_shrink_when_latency_starts_to_rise(offer: Offer) -> None:
+def test_batches_shrink_when_latency_starts_to_rise() -> None:
     # GIVEN large batches that paid, until 20 s
     traffic = offer((20.0, 350.0), (40.0, 100.0), seed=3)
     seen = _follow(traffic, helps, change=(20.0, harms))
@@ -191,7 +191,7 @@ def test_batches_shrink_when_latency_starts_to_rise(offer: Offer) -> None:
     assert _p95_ms(seen.run, 35.0) < 60.0
 
 
-def test_a_target_out_of_reach_neither_winds_up_nor_stops_service(offer: Offer) -> None:
+def test_a_target_out_of_reach_neither_winds_up_nor_stops_service() -> None:
     # GIVEN an overload at any size, then a quiet phase
     traffic = offer((10.0, 1200.0), (40.0, 20.0), seed=17)
     seen = _follow(traffic, helps, target_ms=1.0)
@@ -204,7 +204,7 @@ def test_a_target_out_of_reach_neither_winds_up_nor_stops_service(offer: Offer) 
     assert quiet < 1.3 * _p95_ms(_follow(offer((40.0, 20.0), seed=18), helps, target_ms=1.0).run, 10.0)
 
 
-def test_a_size_that_does_not_pay_is_tried_ever_more_rarely(offer: Offer) -> None:
+def test_a_size_that_does_not_pay_is_tried_ever_more_rarely() -> None:
     seen = _follow(offer((120.0, 120.0), seed=19), harms)
     sizes = np.array(seen.size)
     rises = np.array(seen.at)[1:][np.diff(sizes) > 0]

@@ -4,7 +4,7 @@ attributed to a worker's lag or a timer."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from tests.records import worker_rows
-from tests.runners.scheduling.conftest import Offer, Recorded
+from tests.runners.scheduling.simulated_runs import offer, recorded
 from tests.runners.scheduling.test_diagnosis_of_policies import MS, PAUSE, mixed_lengths
 
 
@@ -36,39 +36,28 @@ def _as_simulated(run: Routed) -> Simulated:
     return result
 
 
-@pytest.fixture(scope="module")
-def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
+@functools.cache
+def routed(slower: float, most: int = 1, window_ms: int = 0) -> RunRecord:
     """A run of two workers, the second of which takes ``slower`` times as long; one request in sixty pauses."""
+    traffic = offer((10.0, 110.0), lengths=mixed_lengths, seed=4)
+    order = {id(one): slot for slot, one in enumerate(traffic)}
+    rng = np.random.default_rng(5)
+    pauses = {int(slot): PAUSE for slot in rng.choice(len(traffic), len(traffic) // 60, replace=False)}
 
-    @functools.cache
-    def make(slower: float, most: int = 1, window_ms: int = 0) -> RunRecord:
-        traffic = offer((10.0, 110.0), lengths=mixed_lengths, seed=4)
-        order = {id(one): slot for slot, one in enumerate(traffic)}
-        rng = np.random.default_rng(5)
-        pauses = {int(slot): PAUSE for slot in rng.choice(len(traffic), len(traffic) // 60, replace=False)}
+    def service(worker: int, members: Sequence[Offered], _now: int) -> int:
+        longest = max(one.length for one in members)
+        work = (3.0 + 0.5 * len(members) + 0.01 * len(members) * longest) * MS
+        return int(work * (slower if worker else 1.0)) + sum(pauses.get(order[id(one)], 0) for one in members)
 
-        def service(worker: int, members: Sequence[Offered], _now: int) -> int:
-            longest = max(one.length for one in members)
-            work = (3.0 + 0.5 * len(members) + 0.01 * len(members) * longest) * MS
-            return int(work * (slower if worker else 1.0)) + sum(pauses.get(order[id(one)], 0) for one in members)
-
-        sim = SimulatedRouting(
-            workers=2, service=service, weighted=True, max_batch_size=most, window_ns=window_ms * MS
-        )
-        run = sim.run(traffic)
-        settings = RunnerSettings(
-            workers=2, routing="weighted", max_batch_size=most, batch_window_ms=float(window_ms)
-        )
-        meta = {"worker_devices": ["cpu", "cpu"]}
-        return recorded(traffic, _as_simulated(run), settings, pauses=pauses, **meta)
-
-    return make
+    sim = SimulatedRouting(workers=2, service=service, weighted=True, max_batch_size=most, window_ns=window_ms * MS)
+    run = sim.run(traffic)
+    settings = RunnerSettings(workers=2, routing="weighted", max_batch_size=most, batch_window_ms=float(window_ms))
+    meta = {"worker_devices": ["cpu", "cpu"]}
+    return recorded(traffic, _as_simulated(run), settings, pauses=pauses, **meta)
 
 
 @pytest.mark.parametrize(("slower", "most", "window_ms"), [(1.0, 1, 0), (3.0, 1, 0), (3.0, 4, 8)])
-def test_exact_sums_and_named_pauses(
-    routed: Callable[..., RunRecord], slower: float, most: int, window_ms: int
-) -> None:
+def test_exact_sums_and_named_pauses(slower: float, most: int, window_ms: int) -> None:
     record = routed(slower, most, window_ms)
     seen = gather(record)
     assert seen.setup.recorded
@@ -86,7 +75,7 @@ def test_exact_sums_and_named_pauses(
     assert sum(row.requests for row in found.workers) == len(record.requests["index"])
 
 
-def test_shares_of_the_tail_are_by_serving_worker(routed: Callable[..., RunRecord]) -> None:
+def test_shares_of_the_tail_are_by_serving_worker() -> None:
     record = routed(3.0)
     rows = worker_rows(record, 99.0)
     latency = record.requests["latency_ns"]
