@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,38 +20,30 @@ from latfix.runners.sweep.load_forecast import Simulated
 from latfix.runners.sweep.theory import MODELS, theory_of
 from latfix.settings import RunnerSettings
 
-MakeTheory = Callable[..., tuple[Theory, dict[float, LoadPoint]]]
 TARGET = Target(percentile=99.0, limit=0.1)
 ONE = RunnerSettings()
 
 
-@pytest.fixture
-def theory() -> MakeTheory:
+def theory(
+    loads: tuple[float, ...],
+    settings: RunnerSettings = ONE,
+    n: int = 2000,
+    rate: float = 50.0,
+    bursts: float = 1.0,
+    **service: Any,
+) -> tuple[Theory, dict[float, LoadPoint]]:
     """The theory of replays at some multiples of a recorded rate, and the measured points."""
-
-    def made(
-        loads: tuple[float, ...],
-        settings: RunnerSettings = ONE,
-        n: int = 2000,
-        rate: float = 50.0,
-        bursts: float = 1.0,
-        **service: Any,
-    ) -> tuple[Theory, dict[float, LoadPoint]]:
-        part = part_of(make_traffic(n, rate, seed=1, bursts=bursts), n)
-        records = {load: simulate(part.at(load), settings=settings, seed=2, **service) for load in loads}
-        points = {load: load_point(record) for load, record in records.items()}
-        replays = [Simulated.of(record, load, points[load]) for load, record in records.items()]
-        found = theory_of(replays, settings, part, TARGET, seed=3)
-        assert found is not None
-        return found, points
-
-    return made
+    part = part_of(make_traffic(n, rate, seed=1, bursts=bursts), n)
+    records = {load: simulate(part.at(load), settings=settings, seed=2, **service) for load in loads}
+    points = {load: load_point(record) for load, record in records.items()}
+    replays = [Simulated.of(record, load, points[load]) for load, record in records.items()]
+    found = theory_of(replays, settings, part, TARGET, seed=3)
+    assert found is not None
+    return found, points
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_batches_of_one_with_independent_arrivals_are_pollaczek_and_khinchine(
-    noise: float, theory: MakeTheory
-) -> None:
+def test_batches_of_one_with_independent_arrivals_are_pollaczek_and_khinchine(noise: float) -> None:
     found, _ = theory((0.2, 1.4), each=0.01, noise=noise)
     wait = found.loads[1.4].predictions["mg1"].mean_wait_ms
     scv = found.service.batch_scv
@@ -63,7 +54,7 @@ def test_batches_of_one_with_independent_arrivals_are_pollaczek_and_khinchine(
 
 
 @pytest.mark.parametrize("settings", [ONE, RunnerSettings(max_batch_size=4, batch_window_ms=10.0)])
-def test_independent_arrivals_are_predicted_from_low_load(settings: RunnerSettings, theory: MakeTheory) -> None:
+def test_independent_arrivals_are_predicted_from_low_load(settings: RunnerSettings) -> None:
     found, points = theory((0.5, 1.2), settings, 2000, 50.0, fixed=0.004, each=0.006, noise=0.3)
     for model in ("mg1", "kingman", "replay"):
         answer, high = found.loads[1.2].predictions[model], points[1.2]
@@ -72,7 +63,7 @@ def test_independent_arrivals_are_predicted_from_low_load(settings: RunnerSettin
         assert not answer.fitted
 
 
-def test_models_differ_as_their_assumptions_do(theory: MakeTheory) -> None:
+def test_models_differ_as_their_assumptions_do() -> None:
     found, points = theory((1.0,), each=0.01, bursts=3.5, n=1500)
     waits = {name: answer.mean_wait_ms or 0.0 for name, answer in found.loads[1.0].predictions.items()}
     # Constant service halves M/M/1's wait; bursts make up for it.
@@ -83,7 +74,7 @@ def test_models_differ_as_their_assumptions_do(theory: MakeTheory) -> None:
     assert {name for name, answer in found.loads[1.0].predictions.items() if answer.fitted} == set(MODELS)
 
 
-def test_the_replay_knows_the_policy_and_each_requests_work(theory: MakeTheory) -> None:
+def test_the_replay_knows_the_policy_and_each_requests_work() -> None:
     settings = RunnerSettings(max_batch_size=4, batch_window_ms=15.0, workers=2)
     found, points = theory((0.5, 1.6), settings, 800, 60.0, 3.0, fixed=0.005, each=0.01)
     answer, high = found.loads[1.6].predictions["replay"], points[1.6]
@@ -91,7 +82,7 @@ def test_the_replay_knows_the_policy_and_each_requests_work(theory: MakeTheory) 
     assert answer.percentile_ms == pytest.approx(1e3 * float(np.quantile(high.latency, 0.99)), rel=0.05)
 
 
-def test_overload_is_reported(theory: MakeTheory) -> None:
+def test_overload_is_reported() -> None:
     found, _ = theory((0.4, 2.6), each=0.01, n=500)
     assert found.capacity == pytest.approx(100, rel=0.02)
     over = found.loads[2.6]
@@ -100,14 +91,14 @@ def test_overload_is_reported(theory: MakeTheory) -> None:
     assert over.reasons[0].id == "overload" and math.isinf(over.relaxation)
 
 
-def test_batches_are_measured_where_half_of_the_largest_size_occurs(theory: MakeTheory) -> None:
+def test_batches_are_measured_where_half_of_the_largest_size_occurs() -> None:
     found, _ = theory((0.04, 1.2, 3.8), RunnerSettings(max_batch_size=8), 600, fixed=0.02, each=0.002)
     assert found.service.measured_at_loads != (0.04,), "at the lowest load there are batches of one alone"
     assert found.service.batch_fixed_ms == pytest.approx(20, rel=0.05)
     assert found.service.batch_each_ms == pytest.approx(2, rel=0.2)
 
 
-def test_settings_that_models_do_not_support_are_reported(theory: MakeTheory) -> None:
+def test_settings_that_models_do_not_support_are_reported() -> None:
     for settings in (
         RunnerSettings(batching="adaptive"),
         RunnerSettings(schedule="shortest"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +20,6 @@ from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from tests.profilers.samples import values_in_order
 from tests.records import build_record, cause_summary, zeros
-
-MakeRecord = Callable[..., RunRecord]
-MakeContext = Callable[..., Context]
-Verify = Callable[..., Verified]
 
 _MS = 1_000_000
 #: Before any fix: every one of them has something to change here.
@@ -100,7 +96,7 @@ def _ns(milliseconds: _Times, count: int) -> np.ndarray[tuple[int], np.dtype[np.
     return (np.resize(np.asarray(milliseconds, dtype=np.float64), count) * _MS).astype(np.int64)
 
 
-def _record(
+def make_record(
     members: list[list[int]] | None = None,
     *,
     settings: RunnerSettings | Mapping[str, Any] = _BEFORE,
@@ -213,26 +209,16 @@ def before() -> RunnerSettings:
     return _BEFORE
 
 
-@pytest.fixture(scope="session")
-def make_record() -> MakeRecord:
-    return _record
-
-
-@pytest.fixture(scope="session")
-def make_context() -> MakeContext:
+def make_context(
+    run: RunRecord | None = None,
+    settings: RunnerSettings = _BEFORE,
+    *,
+    shares: Mapping[str, float] | None = None,
+    **more: Any,
+) -> Context:
     """A context of a record, settings, shares of the tail by cause, and other fields."""
-
-    def make(
-        run: RunRecord | None = None,
-        settings: RunnerSettings = _BEFORE,
-        *,
-        shares: Mapping[str, float] | None = None,
-        **more: Any,
-    ) -> Context:
-        known: dict[str, Any] = {"diagnosis": diagnosis_of(shares or {}), "default_collate": True, "cores": 2}
-        return Context(settings=settings, record=_record() if run is None else run, **{**known, **more})
-
-    return make
+    known: dict[str, Any] = {"diagnosis": diagnosis_of(shares or {}), "default_collate": True, "cores": 2}
+    return Context(settings=settings, record=make_record() if run is None else run, **{**known, **more})
 
 
 @pytest.fixture(scope="session")
@@ -241,27 +227,17 @@ def uncalled() -> frozenset[str]:
     return frozenset({*_CALLED_FOR, *_FOUND})
 
 
-@pytest.fixture(scope="session")
-def calling(make_record: MakeRecord, make_context: MakeContext) -> MakeContext:
+def calling(fix: Fix, *settings: RunnerSettings) -> Context:
     """A context in which a fix applies, under the settings given."""
-
-    def call(fix: Fix, *settings: RunnerSettings) -> Context:
-        run = make_record(**_CALLED_FOR.get(fix.id, {}))
-        if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
-            settings = (run.meta.settings,)
-        return make_context(run, *settings, found=_FOUND)
-
-    return call
+    run = make_record(**_CALLED_FOR.get(fix.id, {}))
+    if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
+        settings = (run.meta.settings,)
+    return make_context(run, *settings, found=_FOUND)
 
 
-@pytest.fixture(scope="session")
-def verified() -> Verify:
+def verified(fix: str, run: RunRecord, without: RunRecord | None = None, **evidence: Any) -> Verified:
     """What a fix makes of a run with it and one without, and of the service's evidence."""
-
-    def verify(fix: str, run: RunRecord, without: RunRecord | None = None, **evidence: Any) -> Verified:
-        return _BY_ID[fix].verify(Applied(evidence=evidence, record=run, without=without or _record()))
-
-    return verify
+    return _BY_ID[fix].verify(Applied(evidence=evidence, record=run, without=without or make_record()))
 
 
 @pytest.fixture(autouse=True)

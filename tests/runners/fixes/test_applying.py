@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +16,11 @@ from latfix.config.plan import Plan, PlannedFix, plan_text, write_plan
 from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.host import apply_plan
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.settings import Precision, RunnerSettings
-from tests.runners.fixes.conftest import MakeContext
-
-Make = Callable[..., RunRecord]
+from tests.runners.fixes.conftest import calling, make_context, make_record
 
 CONV = "torch.nn.modules.conv.Conv2d"
 LINEAR = "torch.nn.modules.linear.Linear"
@@ -34,7 +31,7 @@ BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
 def test_a_fix_applies_changes_something_and_then_applies_no_more(
-    fix: Fix, calling: MakeContext, before: RunnerSettings, tmp_path: Path
+    fix: Fix, before: RunnerSettings, tmp_path: Path
 ) -> None:
     now = calling(fix)
     assert fix.obstacle(now) == ""
@@ -51,15 +48,13 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
         assert words in fix.obstacle(calling(fix, settings))
 
 
-def test_fixes_that_an_ordinary_run_does_not_need_show_why(
-    uncalled: frozenset[str], make_context: MakeContext
-) -> None:
+def test_fixes_that_an_ordinary_run_does_not_need_show_why(uncalled: frozenset[str]) -> None:
     """Each gives its reason in a sentence."""
     assert [name for name in uncalled if not BY_ID[name].obstacle(make_context())] == []
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
-def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make, make_context: MakeContext) -> None:
+def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix) -> None:
     empty = make_context(make_record([], pauses_ms=()))
     if not fix.obstacle(empty):
         fix.changes(empty)
@@ -200,14 +195,12 @@ def test_a_fix_shows_why_it_does_not_apply(
     run: dict[str, Any],
     more: dict[str, Any],
     before: RunnerSettings,
-    make_record: Make,
-    make_context: MakeContext,
 ) -> None:
     now = make_context(make_record(**run), before.with_overrides(settings), **more)
     assert words in BY_ID[fix].obstacle(now)
 
 
-def test_faults_that_other_fixes_have_ended_need_no_allocator(make_context: Any, make_record: Any) -> None:
+def test_faults_that_other_fixes_have_ended_need_no_allocator() -> None:
     many = make_context(make_record(faults=5000))
     assert BY_ID["memory.allocator"].obstacle(many) == ""
     assert BY_ID["memory.allocator"].obstacle(replace(many, latest=make_record(faults=4000))) == ""
@@ -216,9 +209,7 @@ def test_faults_that_other_fixes_have_ended_need_no_allocator(make_context: Any,
     )
 
 
-def test_a_fix_that_the_machine_cannot_do_does_not_apply(
-    monkeypatch: pytest.MonkeyPatch, make_record: Make, make_context: MakeContext
-) -> None:
+def test_a_fix_that_the_machine_cannot_do_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latfix.runners.fixes.quantize.bf16.native_bf16", lambda: False)
     monkeypatch.setattr("latfix.runners.fixes.fuse.compile.compiler_missing", lambda: "no compiler")
     monkeypatch.setattr("latfix.runners.fixes.memory.allocator.platform", SimpleNamespace(libc_ver=lambda: ("", "")))
@@ -228,9 +219,7 @@ def test_a_fix_that_the_machine_cannot_do_does_not_apply(
     assert "glibc" in BY_ID["memory.allocator"].obstacle(make_context())
 
 
-def test_numbers_to_choose_from_are_others_than_now(
-    before: RunnerSettings, make_record: Make, make_context: MakeContext
-) -> None:
+def test_numbers_to_choose_from_are_others_than_now(before: RunnerSettings) -> None:
     now = make_context(None, before.with_overrides({"max_batch_size": 4, "batch_window_ms": 5.0}))
     sizes = [change["max_batch_size"] for change in BY_ID["batch.size"].changes(now)]
     windows = [change["batch_window_ms"] for change in BY_ID["batch.window"].changes(now)]
@@ -243,9 +232,7 @@ def test_numbers_to_choose_from_are_others_than_now(
     )
 
 
-def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
-    calling: MakeContext, before: RunnerSettings
-) -> None:
+def test_continuous_batching_opens_places_where_requests_ran_one_by_one(before: RunnerSettings) -> None:
     fix = BY_ID["batch.continuous"]
     alone = calling(fix, before.with_overrides({"max_batch_size": 1}))
     assert fix.obstacle(alone) == "" and before.max_batch_size > 1
@@ -259,7 +246,7 @@ def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
     assert fix.change(alone)["max_batch_size"] == 8
 
 
-def test_buckets_use_the_feature_that_explains_compute(make_record: Make, make_context: MakeContext) -> None:
+def test_buckets_use_the_feature_that_explains_compute() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.permutation(np.arange(60) + 10)
     run = make_record([[50]] * 60, features={"noise": rng.permutation(60), "tokens": tokens})
@@ -296,22 +283,20 @@ def test_fixes_that_change_answers_are_marked() -> None:
     }
 
 
-def test_layers_that_are_about_as_fast_are_left_to_a_trial(make_record: Make, make_context: MakeContext) -> None:
+def test_layers_that_are_about_as_fast_are_left_to_a_trial() -> None:
     times = {"default": 1.0, "bf16": 1.1, "int8_dynamic": 1.05, "int8_weight_only": 1.05}
     now = make_context(make_record(model={"modules": {LINEAR: 4}, "linear_ms": times}))
     assert BY_ID["quantize.int8_dynamic"].obstacle(now) == BY_ID["quantize.int8_weight_only"].obstacle(now) == ""
 
 
-def test_code_that_waits_for_the_device_is_captured_if_it_can_be(
-    make_record: Make, make_context: MakeContext
-) -> None:
+def test_code_that_waits_for_the_device_is_captured_if_it_can_be() -> None:
     waiting = make_record(device="cuda:0", device_waits=["masking_utils.py:331"])
     assert BY_ID["fuse.cudagraph"].obstacle(make_context(waiting)) == ""
     captured = make_context(waiting, RunnerSettings(cuda_graphs=True))
     assert BY_ID["transfer.overlap"].obstacle(captured) == "", "a captured batch waits for nothing"
 
 
-def test_a_device_that_waits_for_launches_gains_from_fewer_not_from_faster_operators(make_record: Make) -> None:
+def test_a_device_that_waits_for_launches_gains_from_fewer_not_from_faster_operators() -> None:
     work = {"span_ns": 10_000_000, "busy_ns": 3_000_000}
     profile = [{**work, "launch_ns": 6_000_000}, {**work, "launch_ns": 7_000_000}, {**work, "launch_ns": 1_000_000}]
     meta = make_record(device="cuda:0", device_profile=profile).meta
@@ -334,8 +319,6 @@ def test_a_backend_applies_with_its_precisions_if_it_is_installed(
     fix: str,
     device: str,
     precisions: tuple[Precision, ...],
-    make_record: Make,
-    make_context: MakeContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = make_record(device=device)
@@ -346,7 +329,7 @@ def test_a_backend_applies_with_its_precisions_if_it_is_installed(
     assert BY_ID[fix].obstacle(make_context(run)) == f"needs {fix.partition('.')[2]}"
 
 
-def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_context: MakeContext) -> None:
+def test_layers_that_matter_are_added_to_those_that_are_kept_already() -> None:
     found = {"quantize.int8_excluded": {"keep": {"layers.1": 0.2, "head": 0.1}}}
     now = make_context(None, RunnerSettings(keep_precision=("head",)), found=found)
     change = BY_ID["quantize.int8_excluded"].change(now)

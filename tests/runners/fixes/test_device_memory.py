@@ -33,7 +33,7 @@ from latfix.runners.gpu_memory.caching_allocator import (
     reserve,
 )
 from latfix.settings import RunnerSettings
-from tests.runners.fixes.conftest import MakeContext
+from tests.runners.fixes.conftest import make_context, make_record
 
 _MIB = 1 << 20
 _TOTAL = 1280 * _MIB
@@ -50,7 +50,7 @@ def trace() -> AllocationTrace:
 
 
 @pytest.fixture
-def play(fake_cuda: Any, trace: AllocationTrace, make_record: Callable[..., RunRecord]) -> Play:
+def play(fake_cuda: Any, trace: AllocationTrace) -> Play:
     """Serve the trace in batches of eight allocations under some settings, and record what a run records."""
 
     def serve(settings: RunnerSettings | None = None, total: int = _TOTAL, others: int = 0) -> RunRecord:
@@ -106,9 +106,7 @@ def stalls(play: Play) -> RunRecord:
     return record
 
 
-def test_memory_reserved_at_the_start_ends_the_stalls(
-    stalls: RunRecord, play: Play, make_context: MakeContext
-) -> None:
+def test_memory_reserved_at_the_start_ends_the_stalls(stalls: RunRecord, play: Play) -> None:
     now = make_context(stalls, RunnerSettings())
     settings, found, record = _applied("memory.pool", play, now)
     assert 900 < settings.reserve_mb <= 1280 and not settings.buffer_pool
@@ -122,9 +120,7 @@ def test_memory_reserved_at_the_start_ends_the_stalls(
     )
 
 
-def test_a_reservation_that_the_device_refuses_is_no_effect(
-    stalls: RunRecord, play: Play, make_context: MakeContext
-) -> None:
+def test_a_reservation_that_the_device_refuses_is_no_effect(stalls: RunRecord, play: Play) -> None:
     now = make_context(stalls, RunnerSettings())
     settings = now.settings.with_overrides(_BY_ID["memory.pool"].change(now))
     record = play(settings, others=600 * _MIB)
@@ -132,9 +128,7 @@ def test_a_reservation_that_the_device_refuses_is_no_effect(
     assert not found.effective and f"reserve_mb = {settings.reserve_mb}: the device refused it" in found.evidence
 
 
-def test_the_history_chooses_the_setting(
-    stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
-) -> None:
+def test_the_history_chooses_the_setting(stalls: RunRecord, play: Play, trace: AllocationTrace) -> None:
     choice = choose(trace, room_bytes(facts(stalls)))
     assert choice.setting == "expandable_segments:True" and "none would remain" in choice.description
     now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
@@ -146,7 +140,7 @@ def test_the_history_chooses_the_setting(
 
 
 def test_the_chosen_setting_is_added_to_existing_ones(
-    play: Play, make_context: MakeContext, trace: AllocationTrace, monkeypatch: pytest.MonkeyPatch
+    play: Play, trace: AllocationTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing = "roundup_power2_divisions:4"
     record = play(RunnerSettings(env={ALLOC_CONF: standing}))
@@ -158,7 +152,7 @@ def test_the_chosen_setting_is_added_to_existing_ones(
     assert _BY_ID["memory.device_allocator"].change(now) == {"env": both}
 
 
-def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: MakeContext) -> None:
+def test_no_setting_is_better_and_that_is_said(stalls: RunRecord) -> None:
     fix = _BY_ID["memory.device_allocator"]
     choice = Choice(
         description="torch's defaults: 3 stalls, 0 failures. None of the settings that were tried does better."
@@ -170,7 +164,7 @@ def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: 
     assert "no history" in fix.obstacle(make_context(stalls, RunnerSettings()))
 
 
-def test_a_limit_frees_segments_early(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
+def test_a_limit_frees_segments_early(stalls: RunRecord, play: Play) -> None:
     fitting = {**facts(stalls), "allocated_peak_bytes": 800 * _MIB}
     now = make_context(replace(stalls, meta=stalls.meta.updated(device_memory=fitting)), RunnerSettings())
     settings, found, record = _applied("memory.limit", play, now)
@@ -193,13 +187,13 @@ def test_a_limit_frees_segments_early(stalls: RunRecord, play: Play, make_contex
     ],
 )
 def test_cases_in_which_a_limit_does_not_help(
-    changed: Mapping[str, Any], settings: dict[str, Any], words: str, stalls: RunRecord, make_context: MakeContext
+    changed: Mapping[str, Any], settings: dict[str, Any], words: str, stalls: RunRecord
 ) -> None:
     record = replace(stalls, meta=stalls.meta.updated(device_memory={**facts(stalls), **changed}))
     assert words in _BY_ID["memory.limit"].obstacle(make_context(record, RunnerSettings(**settings)))
 
 
-def test_a_reservation_conflicts_with_a_split_limit(stalls: RunRecord, make_context: MakeContext) -> None:
+def test_a_reservation_conflicts_with_a_split_limit(stalls: RunRecord) -> None:
     split = RunnerSettings(env={ALLOC_CONF: "max_split_size_mb:128"}, buffer_pool=True)
     assert "would not serve any request" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
     choice = Choice(setting="max_split_size_mb:128", description="")
@@ -208,9 +202,7 @@ def test_a_reservation_conflicts_with_a_split_limit(stalls: RunRecord, make_cont
 
 
 @pytest.mark.parametrize("fix", _DEVICE_FIXES)
-def test_a_device_that_was_not_called_needs_none(
-    fix: str, stalls: RunRecord, play: Play, make_context: MakeContext
-) -> None:
+def test_a_device_that_was_not_called_needs_none(fix: str, stalls: RunRecord, play: Play) -> None:
     """On a device of twice the size nothing stalls, and little of the tail is memory."""
     roomy = play(total=4 * _TOTAL)
     assert calls(roomy).retries == 0
@@ -229,7 +221,7 @@ def _quiet(record: RunRecord) -> RunRecord:
     return replace(record, batches={**record.batches, **{name: record.batches[name] * 0 for name in names}})
 
 
-def test_an_allocator_that_is_not_torchs_own_is_left_alone(stalls: RunRecord, make_context: MakeContext) -> None:
+def test_an_allocator_that_is_not_torchs_own_is_left_alone(stalls: RunRecord) -> None:
     other = {**facts(stalls), "backend": "cudaMallocAsync"}
     now = make_context(
         replace(stalls, meta=stalls.meta.updated(device_memory=other)), RunnerSettings(buffer_pool=True)
@@ -392,7 +384,7 @@ def test_each_devices_growth_is_divided_by_its_own_workers(stalls: RunRecord) ->
     assert worker_growth_mib(_two(stalls, grown(100), grown(400))) == 200
 
 
-def test_a_pool_must_fit_on_every_device(stalls: RunRecord, make_context: MakeContext) -> None:
+def test_a_pool_must_fit_on_every_device(stalls: RunRecord) -> None:
     settings = RunnerSettings(workers=3, buffer_pool=True)
     start, wanted = facts(stalls)["reserved_start_bytes"], worker_growth_mib(_two(stalls, {}, {}))
     roomy = {"reserved_end_bytes": start, "left_bytes": 8 << 30, "total_bytes": 16 << 30}
@@ -416,7 +408,7 @@ def test_a_pool_is_verified_on_every_device(stalls: RunRecord, got: float) -> No
     assert f"{got * 1000:,.0f} MiB of 1,000 MiB were taken from each device" in found.evidence
 
 
-def test_the_fullest_device_sets_the_limit_of_all(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
+def test_the_fullest_device_sets_the_limit_of_all(stalls: RunRecord, play: Play) -> None:
     fitting = {"allocated_peak_bytes": 400 * _MIB, "left_bytes": 0, "reserved_end_bytes": _TOTAL}
     crowded = {**fitting, "reserved_end_bytes": _TOTAL // 2, "allocated_peak_bytes": 100 * _MIB}
     now = make_context(_two(stalls, fitting, crowded), RunnerSettings())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from latfix.profilers.gpu.alloc_conf import ALLOC_CONF
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.host.process_setup import KEEP_FREED, tunables_text
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
-from tests.runners.fixes.conftest import MakeContext, Verify
+from tests.runners.fixes.conftest import calling, make_record, verified
 
-Make = Callable[..., RunRecord]
 Run = Mapping[str, Any]
 
 MIB = 1 << 20
@@ -264,9 +262,7 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
 
 
 @pytest.mark.parametrize(("fix", "run", "evidence", "without"), TOOK_EFFECT)
-def test_an_effect_is_seen(
-    fix: str, run: Run, evidence: Run, without: Run, make_record: Make, verified: Verify
-) -> None:
+def test_an_effect_is_seen(fix: str, run: Run, evidence: Run, without: Run) -> None:
     found = verified(fix, make_record(**run), make_record(**without), **evidence)
     assert found.effective, found.evidence
     assert any(character.isdigit() for character in found.evidence)
@@ -317,9 +313,7 @@ LEFT_ALONE: dict[str, Any] = {
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
 @pytest.mark.parametrize("known", [LEFT_ALONE, {}], ids=["told", "untold"])
-def test_a_setting_that_did_nothing_is_not_taken_for_effective(
-    fix: Fix, known: Run, calling: MakeContext, make_record: Make, verified: Verify
-) -> None:
+def test_a_setting_that_did_nothing_is_not_taken_for_effective(fix: Fix, known: Run) -> None:
     """The settings ask for it, the plan will say so, and the service is as it was."""
     run = make_record(**CHANCE, **known, settings=fix.changes(calling(fix))[0])
     found = verified(fix.id, run, make_record(**known), **IDLE_SERVICE)
@@ -328,7 +322,7 @@ def test_a_setting_that_did_nothing_is_not_taken_for_effective(
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
-def test_a_service_without_evidence_proves_nothing(fix: Fix, make_record: Make) -> None:
+def test_a_service_without_evidence_proves_nothing(fix: Fix) -> None:
     empty = make_record([], pauses_ms=())
     assert not fix.verify(Applied(evidence={}, record=empty, without=empty)).effective
 
@@ -391,14 +385,12 @@ HALF: list[tuple[str, Run, Run]] = [
 
 
 @pytest.mark.parametrize(("fix", "run", "evidence"), HALF)
-def test_half_of_it_is_not_taken_for_effective(
-    fix: str, run: Run, evidence: Run, make_record: Make, verified: Verify
-) -> None:
+def test_half_of_it_is_not_taken_for_effective(fix: str, run: Run, evidence: Run) -> None:
     found = verified(fix, make_record(**run), **{**IDLE_SERVICE, **evidence})
     assert not found.effective, found.evidence
 
 
-def test_a_state_that_existed_before_is_no_effect(make_record: Make, verified: Verify) -> None:
+def test_a_state_that_existed_before_is_no_effect() -> None:
     """Threads and workers that the service without the fix had, too, are not the fix's."""
     one = make_record(settings={"intra_op_threads": 1}, **on_cores(0, 1, threads=1))
     assert not verified("host.threads", one, one).effective
@@ -410,9 +402,7 @@ def test_a_state_that_existed_before_is_no_effect(make_record: Make, verified: V
     assert not verified("batch.bucket", alone, alone).effective, "none is shared now either"
 
 
-def test_buckets_of_a_feature_are_verified_by_that_feature(
-    before: RunnerSettings, make_record: Make, verified: Verify
-) -> None:
+def test_buckets_of_a_feature_are_verified_by_that_feature(before: RunnerSettings) -> None:
     """Inputs are all of one size; what differs is a feature."""
     tokens = np.array([10, 400] * 40)
     mixed = make_record([[50, 50]] * 40, features={"tokens": tokens})

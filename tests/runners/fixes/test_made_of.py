@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.conftest import WriteWorkload
 from tests.runners.engine.served import loaded_service
-from tests.runners.fixes.conftest import MakeContext
+from tests.runners.fixes.conftest import make_context, make_record, verified
 from tests.runners.model_files.conftest import written
 
 SESSION = """
@@ -134,22 +134,15 @@ def loaded(folder: Path, **values: Any) -> Service:
     return loaded_service(folder, "adapter:Small", warm=traffic(), **values)
 
 
-@pytest.fixture
-def obstacles(
-    make_record: Callable[..., Any], make_context: MakeContext
-) -> Callable[[Mapping[str, Any]], dict[str, str]]:
+def obstacles(facts: Mapping[str, Any]) -> dict[str, str]:
     """Why fixes of the model do not apply, by a service's own facts."""
-
-    def look(facts: Mapping[str, Any]) -> dict[str, str]:
-        now = make_context(make_record(model=facts))
-        return {fix.id: fix.obstacle(now) for fix in FIXES if fix.id.startswith(OF_TORCH)}
-
-    return look
+    now = make_context(make_record(model=facts))
+    return {fix.id: fix.obstacle(now) for fix in FIXES if fix.id.startswith(OF_TORCH)}
 
 
 @pytest.mark.parametrize("model", ["Held()", "Named()", "closed(session())"])
 def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]], model: str
+    tmp_path: Path, write_workload: WriteWorkload, model: str
 ) -> None:
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package)
@@ -167,9 +160,7 @@ def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(
         assert found[fix] == "the model has no torch parameters: its operators run in ONNX Runtime"
 
 
-def test_no_fix_of_torch_applies_to_a_function_of_arrays(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
-) -> None:
+def test_no_fix_of_torch_applies_to_a_function_of_arrays(tmp_path: Path, write_workload: WriteWorkload) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=PLAIN.replace("MODEL", "lambda x: x @ np.ones(4)"))).facts(
         traffic()
     )
@@ -179,17 +170,13 @@ def test_no_fix_of_torch_applies_to_a_function_of_arrays(
         assert found[fix] == "the model is no torch module: no operator of torch ran in a forward pass"
 
 
-def test_a_function_of_tensors_runs_on_torch(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
-) -> None:
+def test_a_function_of_tensors_runs_on_torch(tmp_path: Path, write_workload: WriteWorkload) -> None:
     adapter = TORCH.replace("MODEL", "lambda x: torch.relu(x).mean((1, 2, 3))")
     facts = loaded(write_workload(tmp_path / "w", adapter=adapter)).facts(traffic())
     assert facts["made_of"]["parameters"] == 0 and not obstacles(facts)["fuse.compile"]
 
 
-def test_int8_of_layers_that_are_not_in_float32_is_not_begun(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
-) -> None:
+def test_int8_of_layers_that_are_not_in_float32_is_not_begun(tmp_path: Path, write_workload: WriteWorkload) -> None:
     """The kernel of the CPU takes float32 only, and failed in the trial."""
     adapter = TORCH.replace("return MODEL", "return Net().bfloat16()").replace(
         'request.features["value"]))', 'request.features["value"]), dtype=torch.bfloat16)'
@@ -200,7 +187,7 @@ def test_int8_of_layers_that_are_not_in_float32_is_not_begun(
 
 
 def test_layers_that_are_quantized_already_are_neither_cast_nor_exported_nor_compiled(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+    tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "quantized()"))).facts(traffic())
     found = obstacles(facts)
@@ -211,7 +198,7 @@ def test_layers_that_are_quantized_already_are_neither_cast_nor_exported_nor_com
     assert found["fuse.compile"] == "its quantized layers, 1 of which ran, cannot be compiled"
 
 
-def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
+def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     given = (onnx.TensorProto.FLOAT, ["batch", 4])
@@ -226,9 +213,7 @@ def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path, obstacles: Callab
     assert found["fuse.onnxruntime"] == "ONNX Runtime runs the file already"
 
 
-def test_fixes_of_single_layers_do_not_apply_to_torchscript(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
-) -> None:
+def test_fixes_of_single_layers_do_not_apply_to_torchscript(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(scripted())"))
     facts = loaded(folder).facts(traffic())
     assert facts["made_of"]["kind"] == "TorchScript" and facts["made_of"]["parameters"] == 4 * 9 + 4 + 8 + 2
@@ -241,9 +226,7 @@ def test_fixes_of_single_layers_do_not_apply_to_torchscript(
     assert found["fuse.attention"] == "no scaled_dot_product_attention ran in a forward pass"
 
 
-def test_an_exported_program_can_be_compiled_and_converted(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
-) -> None:
+def test_an_exported_program_can_be_compiled_and_converted(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(exported())"))
     facts = loaded(folder).facts(traffic())
     assert facts["made_of"]["kind"] == "torch.export"
@@ -255,7 +238,7 @@ def test_an_exported_program_can_be_compiled_and_converted(
 
 @pytest.mark.parametrize("model", ["Fixed(scripted())", "Fixed(exported())"])
 def test_bfloat16_of_a_graph_is_verified_by_its_answers(
-    tmp_path: Path, write_workload: WriteWorkload, verified: Callable[..., Any], model: str, make_record: Any
+    tmp_path: Path, write_workload: WriteWorkload, model: str
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", model))
     for precision, effective in (("bf16", True), ("default", False)):
@@ -265,9 +248,7 @@ def test_bfloat16_of_a_graph_is_verified_by_its_answers(
         assert found.evidence.startswith(f"{int(effective)} of 1 outputs of the model")
 
 
-def test_modules_can_be_changed_in_every_way(
-    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
-) -> None:
+def test_modules_can_be_changed_in_every_way(tmp_path: Path, write_workload: WriteWorkload) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Net()"))).facts(traffic())
     assert facts["made_of"] == {
         "kind": "modules",

@@ -23,9 +23,6 @@ from latfix.traffic.schedule import Traffic
 from tests.runners.engine.served import loaded_service
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
-Opened = Callable[..., OpenedModel]
-MakeRequest = Callable[..., Request]
-MakeTraffic = Callable[..., Traffic]
 Save = Callable[..., Path]
 
 
@@ -130,29 +127,19 @@ def script_file(encoder: torch.nn.Module, files: Path) -> Path:
     return scripted(encoder, files / "encoder.pt")
 
 
-@pytest.fixture
-def request_of() -> MakeRequest:
+def request_of(name: str = "a", payload: Any = None, **features: float | str) -> Request:
     """Makes a request."""
-
-    def make(name: str = "a", payload: Any = None, **features: float | str) -> Request:
-        return Request(id=name, arrival_s=0.0, features=features, payload=payload)
-
-    return make
+    return Request(id=name, arrival_s=0.0, features=features, payload=payload)
 
 
-@pytest.fixture
-def traffic_of() -> MakeTraffic:
+def traffic_of(payloads: Sequence[Any] | None = None, **features: Sequence[Any]) -> Traffic:
     """Makes traffic with these features and payloads."""
-
-    def make(payloads: Sequence[Any] | None = None, **features: Sequence[Any]) -> Traffic:
-        n = len(next(iter(features.values()), payloads or [None]))
-        return Traffic.plain(
-            np.arange(n) * 1_000_000,
-            features={name: _column(values) for name, values in features.items()},
-            payloads=list(payloads) if payloads is not None else [None] * n,
-        )
-
-    return make
+    n = len(next(iter(features.values()), payloads or [None]))
+    return Traffic.plain(
+        np.arange(n) * 1_000_000,
+        features={name: _column(values) for name, values in features.items()},
+        payloads=list(payloads) if payloads is not None else [None] * n,
+    )
 
 
 def _column(values: Sequence[Any]) -> Any:
@@ -160,38 +147,34 @@ def _column(values: Sequence[Any]) -> Any:
     return np.array(values) if plain else np.array(values, dtype=object)
 
 
-@pytest.fixture
-def opened() -> Opened:
+def opened(
+    inputs: Mapping[str, Sequence[int | str | Axis] | None],
+    *,
+    dtype: str | None = "float32",
+    run: Callable[..., Any] | None = None,
+    rows: int | None = None,
+) -> OpenedModel:
     """Makes a model as a backend would open it; each dimension is a number or a symbol."""
 
-    def make(
-        inputs: Mapping[str, Sequence[int | str | Axis] | None],
-        *,
-        dtype: str | None = "float32",
-        run: Callable[..., Any] | None = None,
-        rows: int | None = None,
-    ) -> OpenedModel:
-        class Module(torch.nn.Module):
-            def forward(self, *tensors: torch.Tensor) -> Any:
-                assert run is not None
-                return run(*tensors)
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            assert run is not None
+            return run(*tensors)
 
-        return OpenedModel(
-            file=Path("model.pt2"),
-            backend="torch.export",
-            inputs=tuple(
-                TensorInput(
-                    name=name,
-                    dtype=dtype,
-                    axes=None if axes is None else tuple(_axis(axis) for axis in axes),
-                    rows=rows,
-                )
-                for name, axes in inputs.items()
-            ),
-            load=lambda _: Module(),
-        )
-
-    return make
+    return OpenedModel(
+        file=Path("model.pt2"),
+        backend="torch.export",
+        inputs=tuple(
+            TensorInput(
+                name=name,
+                dtype=dtype,
+                axes=None if axes is None else tuple(_axis(axis) for axis in axes),
+                rows=rows,
+            )
+            for name, axes in inputs.items()
+        ),
+        load=lambda _: Module(),
+    )
 
 
 def _axis(given: int | str | Axis) -> Axis:

@@ -20,7 +20,7 @@ from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
 from tests.conftest import Canary
-from tests.runners.model_files.conftest import Counted, MakeRequest, Save, scripted, served
+from tests.runners.model_files.conftest import Counted, Save, request_of, scripted, served
 
 
 def settings(**values: Any) -> RunnerSettings:
@@ -47,14 +47,14 @@ def test_inputs_of_an_exported_program(exported_file: Path) -> None:
     assert (batch.most, length.least, length.most) == (None, 1, 64)
 
 
-def test_an_exported_program_serves(encoder: torch.nn.Module, exported_file: Path, request_of: MakeRequest) -> None:
+def test_an_exported_program_serves(encoder: torch.nn.Module, exported_file: Path) -> None:
     requests = [request_of(str(k), length=length) for k, length in enumerate((1, 7, 64, 30, 12))]
     wanted = expected(encoder, exported_file, requests)
     assert close(served(exported_file, requests), wanted)
     assert close(served(exported_file, requests, max_batch_size=4, buffer_pool=True), wanted)
 
 
-def test_a_program_keeps_the_structure_of_its_call(save_exported: Save, request_of: MakeRequest) -> None:
+def test_a_program_keeps_the_structure_of_its_call(save_exported: Save) -> None:
     class Nested(torch.nn.Module):
         def forward(self, pair: list[torch.Tensor], scale: int, *, bias: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"out": (pair[0] + pair[1]) * scale + bias}
@@ -71,7 +71,7 @@ def test_a_program_keeps_the_structure_of_its_call(save_exported: Save, request_
     assert torch.allclose(output[0], (inputs[0] + inputs[1]) * 3 + inputs[2])
 
 
-def test_a_program_with_a_fixed_batch(save_exported: Save, request_of: MakeRequest) -> None:
+def test_a_program_with_a_fixed_batch(save_exported: Save) -> None:
     file = save_exported(torch.nn.Linear(4, 2), (torch.ones(1, 4),), "fixed")
     assert served(file, [request_of(str(k)) for k in range(3)])[2].shape == (2,)
     with pytest.raises(InputError, match=r"max_batch_size = 4, but the file's batch dimension is fixed at 1"):
@@ -140,9 +140,7 @@ def test_torchscript_states_names_only(script_file: Path) -> None:
     )
 
 
-def test_torchscript_serves_with_rules(
-    encoder: torch.nn.Module, script_file: Path, tmp_path: Path, request_of: MakeRequest
-) -> None:
+def test_torchscript_serves_with_rules(encoder: torch.nn.Module, script_file: Path, tmp_path: Path) -> None:
     (tmp_path / "model.ts").write_bytes(script_file.read_bytes())
     line = '{ shape = ["batch", "length"], dtype = "int64", low = 1, high = 50 }'
     text = f'[workload]\nmodel = "model.ts"\ntraffic = "t"\n[inputs]\ntokens = {line}\n'
@@ -153,9 +151,7 @@ def test_torchscript_serves_with_rules(
     assert close(served(file, requests, max_batch_size=4), expected(encoder, file, requests))
 
 
-def test_torchscript_serves_what_the_payload_carries(
-    encoder: torch.nn.Module, script_file: Path, request_of: MakeRequest
-) -> None:
+def test_torchscript_serves_what_the_payload_carries(encoder: torch.nn.Module, script_file: Path) -> None:
     payload = {"tokens": [4, 5, 6], "attention_mask": [1, 1, 0]}
     found = served(script_file, [request_of(payload=payload)])
     with torch.no_grad():

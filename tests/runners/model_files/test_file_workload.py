@@ -16,7 +16,7 @@ from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.model_files.input_values import value_range
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.runners.service.load import pool_applies
-from tests.runners.model_files.conftest import MakeRequest, MakeTraffic, Opened, rules
+from tests.runners.model_files.conftest import opened, request_of, rules, traffic_of
 
 
 def adapter(model: OpenedModel, text: str = "") -> FileWorkload:
@@ -24,7 +24,7 @@ def adapter(model: OpenedModel, text: str = "") -> FileWorkload:
     return (FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload)(model, layout)
 
 
-def test_the_same_request_gives_the_same_tensor(opened: Opened, request_of: MakeRequest) -> None:
+def test_the_same_request_gives_the_same_tensor() -> None:
     model = opened({"x": ("batch", "length", 4)})
     first, again = (adapter(model).prepare(request_of(length=5)) for _ in range(2))
     assert first.shape == (5, 4) and torch.equal(first, again)
@@ -34,7 +34,7 @@ def test_the_same_request_gives_the_same_tensor(opened: Opened, request_of: Make
         assert not torch.equal(adapter(model).prepare(other)[:5], first)
 
 
-def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: MakeRequest) -> None:
+def test_values_have_the_kind_that_their_input_has() -> None:
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
     ids = opened(dict.fromkeys(names, ("batch", "length")), dtype="int64", rows=7)
     tokens, mask, segments, positions = adapter(ids).prepare(request_of(length=200))
@@ -51,7 +51,7 @@ def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: M
     assert set(adapter(only).prepare(request_of(length=20)).tolist()) == {0}, "the table's only row"
 
 
-def test_a_padding_mask_is_false_for_values_and_true_for_padding(opened: Opened, request_of: MakeRequest) -> None:
+def test_a_padding_mask_is_false_for_values_and_true_for_padding() -> None:
     """If all were true, attention would have no input and answer NaN."""
     model = adapter(opened({"src_key_padding_mask": ("batch", "length")}, dtype="bool"))
     assert isinstance(model, PaddedFileWorkload)
@@ -62,7 +62,7 @@ def test_a_padding_mask_is_false_for_values_and_true_for_padding(opened: Opened,
 
 
 @pytest.mark.parametrize("name", ["input_lengths", "seq_len", "length"])
-def test_a_length_is_that_of_the_request(opened: Opened, request_of: MakeRequest, name: str) -> None:
+def test_a_length_is_that_of_the_request(name: str) -> None:
     def drawn(**inputs: Any) -> Any:
         model = opened({"x": ("batch", 80, "frames"), **inputs})
         whole = [replace(given, dtype="int64") if given.name == name else given for given in model.inputs]
@@ -74,7 +74,7 @@ def test_a_length_is_that_of_the_request(opened: Opened, request_of: MakeRequest
     assert of_two.prepare(request_of(frames=37, other=9))[2] in (0, 1), "ambiguous: of x or of y"
 
 
-def test_rules_give_the_range(opened: Opened, request_of: MakeRequest) -> None:
+def test_rules_give_the_range() -> None:
     whole = adapter(opened({"ids": ("batch", "length")}, dtype="int64", rows=7), "ids = { low = 3, high = 5 }")
     assert set(whole.prepare(request_of(length=50)).tolist()) == {3, 4}
     even = adapter(opened({"x": ("batch", "length")}), "x = { low = -2, high = 2 }")
@@ -82,7 +82,7 @@ def test_rules_give_the_range(opened: Opened, request_of: MakeRequest) -> None:
     assert -2 <= float(drawn.min()) < -1.9 and 1.9 < float(drawn.max()) <= 2
 
 
-def test_sizes_come_from_expressions_rounded_up(opened: Opened, request_of: MakeRequest) -> None:
+def test_sizes_come_from_expressions_rounded_up() -> None:
     model = adapter(opened({"x": ("batch", "s1")}), 'x = { shape = ["batch", "tokens / 16"] }')
     assert model.prepare(request_of(tokens=17)).shape == (2,)
     assert model.prepare(request_of(tokens=0)).shape == (1,), "at least 1"
@@ -90,7 +90,7 @@ def test_sizes_come_from_expressions_rounded_up(opened: Opened, request_of: Make
         model.prepare(request_of(length=3))
 
 
-def test_a_size_that_the_model_does_not_take_fails_the_request(opened: Opened, request_of: MakeRequest) -> None:
+def test_a_size_that_the_model_does_not_take_fails_the_request() -> None:
     model = adapter(opened({"x": ("batch", Axis(symbol="length", least=4, most=9))}))
     assert model.prepare(request_of(length=9)).shape == (9,)
     for length in (3, 10):
@@ -98,7 +98,7 @@ def test_a_size_that_the_model_does_not_take_fails_the_request(opened: Opened, r
             model.prepare(request_of(length=length))
 
 
-def test_tensors_in_the_payload_are_used(opened: Opened, request_of: MakeRequest) -> None:
+def test_tensors_in_the_payload_are_used() -> None:
     model = adapter(opened({"x": ("batch", "s1"), "mask": ("batch", "s1"), "wide": ("batch", "2*s1")}))
     x, mask, wide = model.prepare(request_of(payload={"x": [1, 2, 3]}))
     assert x.tolist() == [1.0, 2.0, 3.0] and x.dtype == torch.float32
@@ -128,15 +128,13 @@ def test_tensors_in_the_payload_are_used(opened: Opened, request_of: MakeRequest
     ],
     ids=range(10),
 )
-def test_a_payload_that_is_no_tensor_fails_the_request(
-    opened: Opened, request_of: MakeRequest, value: Any, message: str
-) -> None:
+def test_a_payload_that_is_no_tensor_fails_the_request(value: Any, message: str) -> None:
     model = adapter(opened({"x": ("batch", Axis(symbol="length", most=9))}))
     with pytest.raises(ValueError, match=message):
         model.prepare(request_of(payload={"x": value}))
 
 
-def test_batches_are_padded_with_zeros_and_so_are_masks(opened: Opened, request_of: MakeRequest) -> None:
+def test_batches_are_padded_with_zeros_and_so_are_masks() -> None:
     model = adapter(opened({"x": ("batch", "length"), "mask": ("batch", "length")}))
     assert type(model).collate is Workload.collate and pool_applies(model)
     x, mask = model.collate([model.prepare(request_of(length=length)) for length in (2, 5)])
@@ -144,7 +142,7 @@ def test_batches_are_padded_with_zeros_and_so_are_masks(opened: Opened, request_
     assert x[0, 2:].tolist() == [0, 0, 0]
 
 
-def test_several_dimensions_and_other_values_are_padded_too(opened: Opened, request_of: MakeRequest) -> None:
+def test_several_dimensions_and_other_values_are_padded_too() -> None:
     model = adapter(opened({"x": ("batch", "height", "width"), "y": ("batch", "width")}), "y = { pad = -1 }")
     assert isinstance(model, PaddedFileWorkload) and not pool_applies(model)
     inputs = [model.prepare(request_of(height=h, width=w)) for h, w in ((2, 3), (4, 1))]
@@ -156,7 +154,7 @@ def test_several_dimensions_and_other_values_are_padded_too(opened: Opened, requ
     assert alone.collate([torch.zeros(1), torch.zeros(2)]).tolist() == [[0, 9], [0, 0]]
 
 
-def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: MakeRequest) -> None:
+def test_a_fixed_batch_is_filled_up_and_cut_again() -> None:
     seen: list[tuple[int, ...]] = []
 
     def run(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -173,9 +171,7 @@ def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: Ma
 
 
 @pytest.mark.parametrize("batch", ["batch", 4, 1])
-def test_a_number_of_the_whole_batch_is_each_requests_and_none_stays_none(
-    opened: Opened, request_of: MakeRequest, batch: Any
-) -> None:
+def test_a_number_of_the_whole_batch_is_each_requests_and_none_stays_none(batch: Any) -> None:
     def run(x: torch.Tensor) -> Any:
         return x.sum(1), torch.tensor(7.0), None
 
@@ -187,9 +183,7 @@ def test_a_number_of_the_whole_batch_is_each_requests_and_none_stays_none(
 
 
 @pytest.mark.parametrize("batch", [4, "batch"])
-def test_a_list_of_tensors_is_several_outputs_and_one_of_texts_is_of_requests(
-    opened: Opened, request_of: MakeRequest, batch: Any
-) -> None:
+def test_a_list_of_tensors_is_several_outputs_and_one_of_texts_is_of_requests(batch: Any) -> None:
     model = adapter(
         opened({"x": (batch, 3)}, run=lambda x: ([x, 2 * x, 3 * x], list("abcd"))), 'x = { shape = ["batch", 3] }'
     )
@@ -200,7 +194,7 @@ def test_a_list_of_tensors_is_several_outputs_and_one_of_texts_is_of_requests(
         assert all(map(torch.equal, levels, (own, 2 * own, 3 * own)))
 
 
-def test_inputs_without_a_batch_dimension(opened: Opened, request_of: MakeRequest) -> None:
+def test_inputs_without_a_batch_dimension() -> None:
     def run(x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
         assert x.shape == (1, 4) and rate.shape == ()
         return x * rate
@@ -215,7 +209,7 @@ def test_inputs_without_a_batch_dimension(opened: Opened, request_of: MakeReques
     assert torch.allclose(second.load("cpu")(second.collate(values))[1], values[1].sum(0))
 
 
-def test_inputs_are_described_in_one_line_each(opened: Opened, traffic_of: MakeTraffic) -> None:
+def test_inputs_are_described_in_one_line_each() -> None:
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "flags")
     model = adapter(opened(dict.fromkeys(names, ("batch", "s1", 4)), dtype="int64", rows=7), "flags = { high = 3 }")
     lines = model.describe_inputs(traffic_of(length=[3]))
@@ -228,7 +222,7 @@ def test_inputs_are_described_in_one_line_each(opened: Opened, traffic_of: MakeT
     assert adapter(opened({"x": None}, dtype=None)).describe_inputs(traffic_of()) == ["x: from the payload"]
 
 
-def test_batches_larger_than_the_file_takes_are_refused(opened: Opened) -> None:
+def test_batches_larger_than_the_file_takes_are_refused() -> None:
     fixed = adapter(opened({"x": (1, 4)}))
     fixed.check_batch(1)
     with pytest.raises(InputError, match=r"max_batch_size = 8, but the file's batch dimension is fixed at 1"):

@@ -10,7 +10,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.runners.model_files.input_layout import Layout, lay_out
 from latfix.runners.model_files.opened_model import Axis
-from tests.runners.model_files.conftest import Opened, rules
+from tests.runners.model_files.conftest import opened, rules
 
 
 def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:
@@ -37,11 +37,11 @@ def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:
         ({"x": None}, {"x": (0, [])}),
     ],
 )
-def test_the_batch_is_found(opened: Opened, inputs: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def test_the_batch_is_found(inputs: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     assert shapes(lay_out(opened(inputs), {})) == expected
 
 
-def test_a_fixed_batch_limits_batches(opened: Opened) -> None:
+def test_a_fixed_batch_limits_batches() -> None:
     assert lay_out(opened({"x": ("s0", 4)}), {}).largest_batch is None
     assert lay_out(opened({"x": (1, 4)}), {}).largest_batch == 1
     assert lay_out(opened({"x": (8, 4)}), rules('x = { shape = ["batch", 4] }')).largest_batch == 8
@@ -49,7 +49,7 @@ def test_a_fixed_batch_limits_batches(opened: Opened) -> None:
     assert lay_out(opened({"x": ("s0", 4), "rate": ()}), {}).largest_batch == 1
 
 
-def test_limits_of_a_batch_that_varies(opened: Opened) -> None:
+def test_limits_of_a_batch_that_varies() -> None:
     """From the profiles of an engine or the bounds of an exported program: the tightest of all inputs."""
     inputs = {
         "x": (Axis(symbol="s0", least=2, most=8), 4),
@@ -64,7 +64,7 @@ def test_limits_of_a_batch_that_varies(opened: Opened) -> None:
         lay_out(opened({"x": (8, 4), "y": (2,)}), rules(both))
 
 
-def test_an_ambiguous_batch_is_refused_with_the_lines_to_write(opened: Opened) -> None:
+def test_an_ambiguous_batch_is_refused_with_the_lines_to_write() -> None:
     with pytest.raises(InputError, match="may be the batch") as caught:
         lay_out(opened({"x": (3, 224, "s1")}), {})
     assert 'x = { shape = ["batch", 224, "s1"] } or x = { shape = [3, 224, "s1"] }' in caught.value.message
@@ -72,7 +72,7 @@ def test_an_ambiguous_batch_is_refused_with_the_lines_to_write(opened: Opened) -
         lay_out(opened({"input.1:0": (3, 224)}), {})
 
 
-def test_rules_supply_what_a_file_does_not_state(opened: Opened) -> None:
+def test_rules_supply_what_a_file_does_not_state() -> None:
     layout = lay_out(
         opened({"x": None}, dtype=None), rules('x = { shape = ["batch", "length", 4], dtype = "int32" }')
     )
@@ -81,7 +81,7 @@ def test_rules_supply_what_a_file_does_not_state(opened: Opened) -> None:
     assert {symbol: expression.source for symbol, expression in layout.expressions.items()} == {"x[1]": "length"}
 
 
-def test_a_rule_may_fix_what_the_file_leaves_free(opened: Opened) -> None:
+def test_a_rule_may_fix_what_the_file_leaves_free() -> None:
     free = opened({"x": ("s0", Axis(symbol="s1", least=4, most=64))})
     assert shapes(lay_out(free, rules('x = { shape = ["batch", 32] }'))) == {"x": (0, [32])}
     for size in (3, 65):
@@ -89,7 +89,7 @@ def test_a_rule_may_fix_what_the_file_leaves_free(opened: Opened) -> None:
             lay_out(free, rules(f'x = {{ shape = ["batch", {size}] }}'))
 
 
-def test_dimensions_of_one_symbol_share_their_expression(opened: Opened) -> None:
+def test_dimensions_of_one_symbol_share_their_expression() -> None:
     model = opened({"x": ("s0", "s1"), "mask": ("s0", "s1"), "wide": ("s0", "2*s1")})
     layout = lay_out(model, rules('x = { shape = ["batch", "length"] }'))
     assert list(layout.symbols()) == ["s1"]
@@ -111,14 +111,14 @@ def test_dimensions_of_one_symbol_share_their_expression(opened: Opened) -> None
         ('tokens = { dtype = "int32" }', "tokens of int32; model.pt2 takes float32"),
     ],
 )
-def test_rules_that_contradict_the_file(opened: Opened, text: str, message: str) -> None:
+def test_rules_that_contradict_the_file(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         lay_out(opened({"tokens": ("s0", "s1", 64)}), rules(text))
     assert message in caught.value.message
     assert caught.value.message.startswith("workload.toml:2: ")
 
 
-def test_what_one_input_message_of_a_dimension_holds_for_all_that_share_it(opened: Opened) -> None:
+def test_what_one_input_message_of_a_dimension_holds_for_all_that_share_it() -> None:
     model = opened({"x": ("s0", "s1"), "mask": ("s0", "s1")})
     assert shapes(lay_out(model, rules('x = { shape = ["batch", 16] }'))) == {"x": (0, [16]), "mask": (0, [16])}
     turned = rules('x = { shape = ["length", "batch"] }')
@@ -146,9 +146,7 @@ def test_what_one_input_message_of_a_dimension_holds_for_all_that_share_it(opene
         ("low = 0.2, high = 0.9", "float32", None, ""),
     ],
 )
-def test_values_that_an_input_cannot_hold(
-    opened: Opened, rule: str, dtype: str, rows: int | None, message: str
-) -> None:
+def test_values_that_an_input_cannot_hold(rule: str, dtype: str, rows: int | None, message: str) -> None:
     model = opened({"x": ("batch", 4)}, dtype=dtype, rows=rows)
     if not message:
         assert lay_out(model, rules(f"x = {{ {rule} }}")).inputs[0].high is not None

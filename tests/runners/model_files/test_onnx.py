@@ -20,7 +20,7 @@ from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
-from tests.runners.model_files.conftest import MakeRequest, served, written
+from tests.runners.model_files.conftest import request_of, served, written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -94,7 +94,7 @@ def test_placeholders_of_exporters_are_no_names(tmp_path: Path) -> None:
     assert [given.batch_axis for given in lay_out(model, {}).inputs] == [0, 0, 0]
 
 
-def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, request_of: MakeRequest) -> None:
+def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path) -> None:
     """Steps first, and as many as there are requests: only the name distinguishes them."""
     float32 = onnx.TensorProto.FLOAT
     file = written(
@@ -109,7 +109,7 @@ def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, r
         assert all(map(torch.equal, served(file, requests, max_batch_size=batch), own))
 
 
-def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path, request_of: MakeRequest) -> None:
+def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path) -> None:
     """Such as a variable number of boxes."""
     float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     file = written(
@@ -121,9 +121,7 @@ def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path, r
     assert [answer.shape for answer in served(file, [request_of(), request_of("b")])] == [(6, 3), (6, 3)]
 
 
-def test_of_a_file_for_one_request_an_output_is_that_requests_in_any_shape(
-    tmp_path: Path, request_of: MakeRequest
-) -> None:
+def test_of_a_file_for_one_request_an_output_is_that_requests_in_any_shape(tmp_path: Path) -> None:
     """Steps first, although the file states the batch there."""
     float32 = onnx.TensorProto.FLOAT
     file = written(
@@ -138,7 +136,7 @@ def test_of_a_file_for_one_request_an_output_is_that_requests_in_any_shape(
     assert torch.equal(answer, own.unsqueeze(1))
 
 
-def test_it_serves_alone_and_in_batches(build: Build, request_of: MakeRequest) -> None:
+def test_it_serves_alone_and_in_batches(build: Build) -> None:
     file = build()
     requests = [request_of(str(k), length=length) for k, length in enumerate((3, 30, 1, 9, 14))]
     outputs = [torch.stack(served(file, requests, max_batch_size=batch)) for batch in (1, 4)]
@@ -239,7 +237,7 @@ def test_the_smallest_table_limits_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_loads")
-def test_openvino_runs_the_file_itself(build: Build, request_of: MakeRequest, tmp_path: Path) -> None:
+def test_openvino_runs_the_file_itself(build: Build, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     adapter = load_adapter(build().parent, "model.onnx")
     model = adapter.load("cpu")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 
 from latfix.results.selftest_scoreboard import CaseScore
 from latfix.run_record.run_record import RunRecord
@@ -29,9 +28,6 @@ class Simulated:
     faults: list[Fault] = field(default_factory=list)
 
 
-Simulate = Callable[..., Simulated]
-
-
 def case_score(case: Case, **known: Any) -> CaseScore:
     """The score of a quiet case, with some fields replaced."""
     blank: dict[str, Any] = dict.fromkeys(("injected", "right_tops", "named", "present", "wrong"), ())
@@ -41,7 +37,7 @@ def case_score(case: Case, **known: Any) -> CaseScore:
     return CaseScore(**(blank | known))
 
 
-def _simulate(
+def simulate(
     arrivals_ms: Sequence[float],
     *,
     prepare_ms: float = 1.0,
@@ -100,9 +96,3 @@ def _simulate(
             table[name][number] = value
     traffic = Traffic.plain(rows["arrival_ns"], ids=[f"r{k:06d}" for k in range(n)])
     return Simulated(build_record(t0_ns=T0, state="complete", requests=rows, batches=table, traffic=traffic), faults)
-
-
-@pytest.fixture(scope="session")
-def simulate() -> Simulate:
-    """Simulates a run; see :func:`_simulate`."""
-    return _simulate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,7 @@ from latfix.runners.fixes.host import wait_policy as host_wait_policy
 from latfix.runners.fixes.host import workers as host_workers
 from latfix.runners.host.cpu_topology import Domain, Topology, cores_text
 from latfix.settings import RunnerSettings
-
-Make = Callable[..., Any]
-Verify = Callable[..., tuple[bool, str]]
+from tests.runners.fixes.on_this_machine.conftest import make_context, make_record, verified
 
 THREADS, WAIT, PARALLEL = host_threads.FIX, host_wait_policy.FIX, host_parallel.FIX
 PIN, PRIORITY, WORKERS, LOCALITY = host_pin.FIX, host_priority.FIX, host_workers.FIX, locality_cores.FIX
@@ -46,25 +43,23 @@ def placed(workers: list[dict[str, Any]], prepare: list[dict[str, Any]] | None =
 
 
 @pytest.mark.parametrize("fix", [WAIT, PIN, PRIORITY], ids=lambda fix: fix.id)
-def test_it_applies_next_to_a_neighbor_and_shows_figures_without(
-    fix: Any, make_record: Make, make_context: Make
-) -> None:
+def test_it_applies_next_to_a_neighbor_and_shows_figures_without(fix: Any) -> None:
     assert fix.obstacle(make_context(make_record(), BUSY)) == ""
     assert "0.3 % of the tail" in fix.obstacle(make_context(make_record(), QUIET))
 
 
-def test_involuntary_switches_are_a_reason_too(make_record: Make, make_context: Make) -> None:
+def test_involuntary_switches_are_a_reason_too() -> None:
     record = make_record()
     record.batches["compute_icsw"][:] = 2
     assert WAIT.obstacle(make_context(record, QUIET)) == ""
 
 
 @pytest.mark.parametrize("fix", [THREADS, WAIT, PIN, PARALLEL, WORKERS, LOCALITY], ids=lambda fix: fix.id)
-def test_on_a_gpu_the_hosts_threads_do_not_matter(fix: Any, make_record: Make, make_context: Make) -> None:
+def test_on_a_gpu_the_hosts_threads_do_not_matter(fix: Any) -> None:
     assert fix.obstacle(make_context(make_record(device="cuda:0"), BUSY)) == "the model runs on a GPU"
 
 
-def test_workers_that_crowd_each_other_out_share_the_cores(make_record: Make, make_context: Make) -> None:
+def test_workers_that_crowd_each_other_out_share_the_cores() -> None:
     crowded = make_context(make_record(torch_threads=4), QUIET, workers=2, cores=4)
     assert THREADS.obstacle(crowded) == ""
     assert THREADS.change(crowded) == {"intra_op_threads": 2}
@@ -77,9 +72,7 @@ def test_workers_that_crowd_each_other_out_share_the_cores(make_record: Make, ma
 @pytest.mark.parametrize(
     ("cores", "workers", "counts"), [(8, 1, [8, 4, 2]), (8, 4, [8]), (6, 1, [6, 3]), (2, 1, [2])]
 )
-def test_workers_may_share_the_cores_in_several_ways(
-    make_record: Make, make_context: Make, cores: int, workers: int, counts: list[int]
-) -> None:
+def test_workers_may_share_the_cores_in_several_ways(cores: int, workers: int, counts: list[int]) -> None:
     found = WORKERS.changes(make_context(make_record(), cores=cores, workers=workers))
     assert [change["workers"] for change in found] == counts
     assert all(change["intra_op_threads"] == cores // change["workers"] for change in found)
@@ -89,7 +82,7 @@ def operators_on(*threads: int) -> dict[str, Any]:
     return placed([worker(0, 1, 2, 3, operator_threads=count) for count in threads])
 
 
-def test_threads_are_verified_by_the_workers_reports(make_record: Make, verified: Verify) -> None:
+def test_threads_are_verified_by_the_workers_reports() -> None:
     four = make_record(placement=operators_on(4), torch_threads=4)
 
     def run(wanted: int, *threads: int) -> Any:
@@ -107,22 +100,20 @@ def test_threads_are_verified_by_the_workers_reports(make_record: Make, verified
     assert not verified(THREADS, make_record(settings={"intra_op_threads": 1}), four, torch_threads=1)[0]
 
 
-def test_another_backend_has_threads_of_its_own(make_record: Make, verified: Verify) -> None:
+def test_another_backend_has_threads_of_its_own() -> None:
     four = make_record(placement=operators_on(4))
     one = make_record(settings={"intra_op_threads": 1}, placement=operators_on(1))
     assert verified(THREADS, one, four, conversions=[{"threads": 1}])[0]
     assert not verified(THREADS, one, four, conversions=[{"threads": 4}])[0]
 
 
-def test_threads_of_workers_count_before_and_after(make_record: Make, make_context: Make) -> None:
+def test_threads_of_workers_count_before_and_after() -> None:
     """A worker on one core has one thread, even if the main thread has more."""
     record = make_record(placement=operators_on(1), torch_threads=4)
     assert THREADS.obstacle(make_context(record, BUSY)) == "operators run on one thread already"
 
 
-def test_sleeping_instead_of_spinning(
-    make_record: Make, make_context: Make, verified: Verify, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sleeping_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(make_record(), BUSY)
     change = WAIT.change(context)
     assert change["env"]["OMP_WAIT_POLICY"] == "PASSIVE"
@@ -150,7 +141,7 @@ def test_sleeping_instead_of_spinning(
     assert "ACTIVE already" in WAIT.obstacle(context)
 
 
-def test_idle_cores_are_used_by_large_requests(make_record: Make, make_context: Make, verified: Verify) -> None:
+def test_idle_cores_are_used_by_large_requests() -> None:
     one = make_record(torch_threads=1, compute_ms=20.0, gap_ms=80.0)
     assert PARALLEL.obstacle(make_context(one, QUIET)) == ""
     assert PARALLEL.change(make_context(one, QUIET)) == {"intra_op_threads": 4}
@@ -177,7 +168,7 @@ def test_idle_cores_are_used_by_large_requests(make_record: Make, make_context: 
     assert not verified(PARALLEL, run(3.2, 1), run(1.0, 1))[0]
 
 
-def test_a_worker_gets_cores_and_no_more_threads_than_those(make_record: Make, make_context: Make) -> None:
+def test_a_worker_gets_cores_and_no_more_threads_than_those() -> None:
     assert PIN.change(make_context(make_record(torch_threads=4), BUSY)) == {"pin": "workers", "intra_op_threads": 3}
     assert PIN.change(make_context(make_record(torch_threads=1), BUSY, intra_op_threads=1)) == {"pin": "workers"}
     # A user who keeps operators to one thread (OMP_NUM_THREADS=1) does not get three by being pinned.
@@ -186,9 +177,7 @@ def test_a_worker_gets_cores_and_no_more_threads_than_those(make_record: Make, m
     assert "5 workers on 4 cores" in PIN.obstacle(make_context(make_record(), BUSY, workers=5))
 
 
-def test_among_busy_neighbors_a_worker_must_be_able_to_move(
-    make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_among_busy_neighbors_a_worker_must_be_able_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
 
     def neighbors(busy_cores: float, own_cores: float) -> Any:
@@ -207,7 +196,7 @@ def test_among_busy_neighbors_a_worker_must_be_able_to_move(
     assert host_pin.others_share(make_record()) == 0.0
 
 
-def test_pinning_is_verified_by_the_allowed_cores(make_record: Make, verified: Verify) -> None:
+def test_pinning_is_verified_by_the_allowed_cores() -> None:
     everywhere = make_record(placement=placed([worker(0, 1, 2, 3, migrations=31)]))
     mine = make_record(placement=placed([worker(3)], [worker(0, 1, 2)]))
     effective, said = verified(PIN, mine, everywhere)
@@ -227,9 +216,7 @@ def test_pinning_is_verified_by_the_allowed_cores(make_record: Make, verified: V
     assert not effective and said.endswith(note), "of two workers one stayed where it was"
 
 
-def test_priority_goes_as_far_as_it_may(
-    make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_priority_goes_as_far_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(make_record(), BUSY)
     assert PRIORITY.change(context) == {"nice": -10}
     assert "nice = -10 already" in PRIORITY.obstacle(make_context(make_record(), BUSY, nice=-10))
@@ -240,7 +227,7 @@ def test_priority_goes_as_far_as_it_may(
     assert "may not go below nice 0" in found and "CAP_SYS_NICE or RLIMIT_NICE" in found
 
 
-def test_priority_is_verified_by_threads_and_their_group(make_record: Make, verified: Verify) -> None:
+def test_priority_is_verified_by_threads_and_their_group() -> None:
     before = make_record(placement=placed([worker(0)], [worker(0)]))
 
     def run(thread: int, prepare: int, group: int | None) -> Any:
@@ -260,7 +247,7 @@ def test_priority_is_verified_by_threads_and_their_group(make_record: Make, veri
     assert not effective and said.endswith(note)
 
 
-def test_more_workers_need_room_for_their_models(make_record: Make, make_context: Make) -> None:
+def test_more_workers_need_room_for_their_models() -> None:
     memory = {"model_bytes": 1 << 30, "available_bytes": 4 << 30}
     assert "3,072 MiB of 4,096 MiB" in WORKERS.obstacle(make_context(make_record(memory=memory)))
     assert WORKERS.obstacle(make_context(make_record(memory={**memory, "available_bytes": 8 << 30}))) == ""
@@ -268,9 +255,7 @@ def test_more_workers_need_room_for_their_models(make_record: Make, make_context
     assert WORKERS.obstacle(make_context(two, workers=2)) == "", "each of the two has half of it"
 
 
-def test_locality_wants_more_than_one_domain(
-    make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locality_wants_more_than_one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(make_record(torch_threads=4), BUSY)
     assert LOCALITY.obstacle(context) == ""
     assert LOCALITY.change(context) == {"pin": "locality", "intra_op_threads": 2}
@@ -284,7 +269,7 @@ def test_locality_wants_more_than_one_domain(
     assert "no processor affinity" in LOCALITY.obstacle(context)
 
 
-def test_locality_is_verified_by_the_allowed_cores(make_record: Make, verified: Verify) -> None:
+def test_locality_is_verified_by_the_allowed_cores() -> None:
     everywhere = make_record(placement=placed([worker(0, 1, 2, 3), worker(0, 1, 2, 3)]))
     pages = {"N0": 10, "N1": 90}
     apart = make_record(placement=placed([worker(2, 3), worker(0, 1)], node_pages=pages))
@@ -296,7 +281,7 @@ def test_locality_is_verified_by_the_allowed_cores(make_record: Make, verified: 
     assert not verified(LOCALITY, make_record(), make_record())[0]
 
 
-def test_a_frozen_collector_reports_forced_collections(make_record: Make, verified: Verify) -> None:
+def test_a_frozen_collector_reports_forced_collections() -> None:
     done = {"young": 30, "forced": 2, "full": 1, "full_forced": 1, "collected": 900, "longest_ns": 1, "frozen": 5}
     effective, said = verified(
         gc_freeze.FIX, make_record(collections=done), make_record(), gc_frozen=5, gc_enabled=False

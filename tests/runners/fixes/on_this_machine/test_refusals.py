@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from latfix.runners.fixes.memory import jemalloc as memory_jemalloc
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.runners.host.process_setup import KEEP_FREED, process_environment, tunables_text
 from latfix.settings import RunnerSettings
-
-Make = Callable[..., Any]
-Verify = Callable[..., tuple[bool, str]]
+from tests.runners.fixes.on_this_machine.conftest import make_record, verified
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux only")
 
@@ -50,7 +48,7 @@ def run(code: str, environment: Mapping[str, str] | None = None) -> Any:
 _ALLOCATOR = "from latfix.runners.host.malloc_libraries import loaded_allocator\n"
 
 
-def test_a_library_that_is_not_there_is_not_preloaded(make_record: Make, verified: Verify, tmp_path: Path) -> None:
+def test_a_library_that_is_not_there_is_not_preloaded(tmp_path: Path) -> None:
     """The loader complains on standard error, and the process runs without it."""
     missing = tmp_path / "libjemalloc.so.2"
     settings = RunnerSettings(env={**JEMALLOC.environment, "LD_PRELOAD": str(missing)})
@@ -75,7 +73,7 @@ def test_a_library_serves_the_process_where_it_is_preloaded_and_not_where_a_pack
     assert mapped and name != "jemalloc"
 
 
-def test_a_forbidden_priority_is_refused_and_reported(make_record: Make, verified: Verify) -> None:
+def test_a_forbidden_priority_is_refused_and_reported() -> None:
     notes, nice, least = run(
         f"""
 from latfix.runners.host.privileges import current_nice, least_nice
@@ -132,7 +130,7 @@ print(json.dumps([places.notes, os.sched_getaffinity(0) == before]))
     assert notes == ["cores 1000 were refused (Invalid argument)"] and same
 
 
-def test_huge_pages_that_are_off_for_the_process_are_none(make_record: Make, verified: Verify) -> None:
+def test_huge_pages_that_are_off_for_the_process_are_none() -> None:
     """As a container's runtime may set it, in any mode of the kernel."""
     huge = run(
         """
@@ -150,7 +148,7 @@ print(json.dumps(memory_facts()["huge_bytes"]))
     assert not verified(memory_huge_pages.FIX, now, make_record(memory={"huge_bytes": 0}))[0]
 
 
-def test_tunables_of_the_user_are_kept_and_those_of_the_fix_come_first(make_record: Make, verified: Verify) -> None:
+def test_tunables_of_the_user_are_kept_and_those_of_the_fix_come_first() -> None:
     """The process is started with both; one that was started without is no evidence, however few its faults."""
     settings = RunnerSettings(env={"GLIBC_TUNABLES": tunables_text(KEEP_FREED)})
     theirs = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0:glibc.malloc.arena_max=8"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,7 @@ from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
 from latfix.settings import RunnerSettings
-from tests.runners.fixes.conftest import MakeContext, Verify
-
-Make = Callable[..., RunRecord]
+from tests.runners.fixes.conftest import make_context, make_record, verified
 
 BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
 BF16, FP16 = "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
@@ -29,15 +27,10 @@ def with_meta(run: RunRecord, **meta: Any) -> RunRecord:
     return replace(run, meta=run.meta.updated(**meta))
 
 
-@pytest.fixture
-def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Context]:
+def on_gpu(capability: Any = (9, 0), settings: RunnerSettings | None = None, **model: Any) -> Context:
     """A context of a run on a GPU, with what was seen of its model."""
-
-    def make(capability: Any = (9, 0), settings: RunnerSettings | None = None, **model: Any) -> Context:
-        run = with_meta(make_record(device="cuda:0"), model={"capability": capability, **model})
-        return make_context(run, settings or RunnerSettings())
-
-    return make
+    run = with_meta(make_record(device="cuda:0"), model={"capability": capability, **model})
+    return make_context(run, settings or RunnerSettings())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +48,7 @@ def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Contex
         ("quantize.fp8_dynamic", None, ""),
     ],
 )
-def test_the_gpus_capability_decides(on_gpu: Callable[..., Context], fix: str, capability: Any, words: str) -> None:
+def test_the_gpus_capability_decides(fix: str, capability: Any, words: str) -> None:
     found = BY_ID[fix].obstacle(on_gpu(capability))
     assert words in found if words else not found
 
@@ -70,9 +63,7 @@ def test_the_gpus_capability_decides(on_gpu: Callable[..., Context], fix: str, c
         ({}, ""),
     ],
 )
-def test_products_in_tf32_replace_those_in_float32(
-    make_record: Make, make_context: MakeContext, kernels: Mapping[str, int], words: str
-) -> None:
+def test_products_in_tf32_replace_those_in_float32(kernels: Mapping[str, int], words: str) -> None:
     """Convolutions may compute in TF32 already, as torch allows them to by default."""
     run = with_meta(
         make_record(device="cuda:0"), model={"capability": (9, 0)}, device_profile=(DeviceWork(kernels=kernels),)
@@ -80,16 +71,14 @@ def test_products_in_tf32_replace_those_in_float32(
     assert BY_ID["quantize.tf32"].obstacle(make_context(run, RunnerSettings())) == words
 
 
-def test_without_torchao_the_obstacle_names_the_package(
-    on_gpu: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torchao_the_obstacle_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latfix.runners.model_transforms.precision_support.torchao_missing", lambda: "install it")
     for fix in ("quantize.int8_dynamic", "quantize.int8_excluded", "quantize.fp8_dynamic"):
         assert BY_ID[fix].obstacle(on_gpu()) == "install it"
     assert BY_ID["quantize.fp16"].obstacle(on_gpu()) == BY_ID["quantize.bf16"].obstacle(on_gpu()) == ""
 
 
-def test_a_model_of_16_bits_is_not_given_other_16_bits(on_gpu: Callable[..., Context]) -> None:
+def test_a_model_of_16_bits_is_not_given_other_16_bits() -> None:
     for dtypes, words in (({"bfloat16": 8, "float32": 2}, "8 of 10 layers"), ({"bfloat16": 2, "float32": 8}, "")):
         for fix in ("quantize.bf16", "quantize.fp16"):
             found = BY_ID[fix].obstacle(on_gpu(dtypes=dtypes))
@@ -98,9 +87,7 @@ def test_a_model_of_16_bits_is_not_given_other_16_bits(on_gpu: Callable[..., Con
 
 
 @pytest.mark.parametrize("fix", ["quantize.int8_dynamic", "quantize.fp8_dynamic"])
-def test_on_a_gpu_eight_bits_come_compiled(
-    on_gpu: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, make_context: MakeContext, fix: str
-) -> None:
+def test_on_a_gpu_eight_bits_come_compiled(monkeypatch: pytest.MonkeyPatch, fix: str) -> None:
     precision = fix.removeprefix("quantize.")
     compiled = {"precision": precision, "compile": "dynamic", "warmup_shapes": 8}
     assert BY_ID[fix].change(on_gpu()) == compiled
@@ -113,7 +100,7 @@ def test_on_a_gpu_eight_bits_come_compiled(
     assert BY_ID["quantize.int8_dynamic"].change(make_context()) == {"precision": "int8_dynamic"}
 
 
-def test_int8_with_excluded_layers_is_compiled_too(on_gpu: Callable[..., Context], make_context: MakeContext) -> None:
+def test_int8_with_excluded_layers_is_compiled_too() -> None:
     now = make_context(
         on_gpu().record,
         RunnerSettings(keep_precision=("a",)),
@@ -127,7 +114,7 @@ def test_int8_with_excluded_layers_is_compiled_too(on_gpu: Callable[..., Context
     }
 
 
-def test_compiling_goes_with_int8_on_a_gpu_only(on_gpu: Callable[..., Context], make_context: MakeContext) -> None:
+def test_compiling_goes_with_int8_on_a_gpu_only() -> None:
     settings = RunnerSettings(precision="int8_dynamic")
     assert BY_ID["fuse.compile"].obstacle(on_gpu(settings=settings)) == ""
     assert "quantize.int8_dynamic" in BY_ID["fuse.compile"].obstacle(make_context(None, settings))
@@ -167,16 +154,14 @@ def seen(kernels: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("quantize.fp8_dynamic", {BF16: 7}, False, "0 of 7"),
     ],
 )
-def test_kernel_names_show_the_format(
-    make_record: Make, verified: Verify, fix: str, kernels: dict[str, int], effective: bool, words: str
-) -> None:
+def test_kernel_names_show_the_format(fix: str, kernels: dict[str, int], effective: bool, words: str) -> None:
     """Whatever the types of modules and weights say."""
     said = {"dtypes": {"bfloat16": 9, "float16": 9}, "modules": {AO: 9}, "weights": {AO: 4}}
     found = verified(fix, make_record(device="cuda:0"), **seen(kernels, **said))
     assert (found.effective, words in found.evidence) == (effective, True), found.evidence
 
 
-def test_where_layers_are_kept_some_kernels_are_enough(make_record: Make, verified: Verify) -> None:
+def test_where_layers_are_kept_some_kernels_are_enough() -> None:
     run = with_meta(make_record(device="cuda:0"), settings={"keep_precision": ["head"]})
     assert verified("quantize.bf16", run, **seen({BF16: 1, FP32: 9})).effective
     assert not verified("quantize.bf16", run, **seen({FP32: 9})).effective
@@ -192,9 +177,7 @@ def test_where_layers_are_kept_some_kernels_are_enough(make_record: Make, verifi
         ({}, False),
     ],
 )
-def test_without_kernels_the_operators_tell(
-    make_record: Make, verified: Verify, evidence: dict[str, Any], effective: bool
-) -> None:
+def test_without_kernels_the_operators_tell(evidence: dict[str, Any], effective: bool) -> None:
     found = verified("quantize.int8_dynamic", make_record(device="cuda:0"), device="cuda:0", **evidence)
     assert found.effective is effective and "no matrix kernel was recorded" in found.evidence
 
@@ -209,7 +192,7 @@ def test_without_kernels_the_operators_tell(
     ],
 )
 def test_on_a_gpu_weights_show_the_excluded_layers(
-    make_record: Make, verified: Verify, kernels: dict[str, int], kept: dict[str, int], effective: bool
+    kernels: dict[str, int], kept: dict[str, int], effective: bool
 ) -> None:
     run = with_meta(make_record(device="cuda:0"), settings={"keep_precision": ["head"]})
     found = verified("quantize.int8_excluded", run, **seen(kernels, weights={AO: 3}, kept_weights=kept))
@@ -235,7 +218,7 @@ def test_on_a_gpu_weights_show_the_excluded_layers(
     ],
 )
 def test_every_profiled_batch_must_have_multiplied_so(
-    make_record: Make, verified: Verify, batches: list[dict[str, int]], effective: bool, words: str
+    batches: list[dict[str, int]], effective: bool, words: str
 ) -> None:
     profiled = {"device_profile": [{"size": 1, "kernels": kernels} for kernels in batches]}
     evidence = seen({}, weights={AO: 4}, **profiled)
@@ -243,7 +226,7 @@ def test_every_profiled_batch_must_have_multiplied_so(
     assert (found.effective, words in found.evidence) == (effective, True), found.evidence
 
 
-def test_kernels_of_all_profiled_batches_are_counted(make_record: Make, verified: Verify) -> None:
+def test_kernels_of_all_profiled_batches_are_counted() -> None:
     rows = [{"size": size, "kernels": {BF16: 4, FP32: 1}} for size in (1, 8)]
     found = verified("quantize.bf16", make_record(device="cuda:0"), **seen({}, device_profile=rows))
     assert found.effective
