@@ -29,8 +29,6 @@ _SUITED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthChec
 settings.register_profile("latfix", deadline=None, max_examples=50, suppress_health_check=_SUITED)
 settings.load_profile("latfix")
 
-WriteWorkload = Callable[..., Path]
-Cli = Callable[..., tuple[int, str, str]]
 
 #: Tests that look at charts, or hand odd records to what draws them: nine tenths of a page's time are Matplotlib's.
 _PAGES = "tests/reports/html/test_pages.py::test_"
@@ -117,45 +115,36 @@ def charts_as_titles() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def write_workload() -> WriteWorkload:
+def write_workload(
+    folder: Path,
+    *,
+    adapter: str = PLAIN_ADAPTER,
+    traffic: Sequence[Mapping[str, Any]] | None = None,
+    runner: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes a workload's folder: adapter source, traffic rows and the keys of ``[runner]``."""
-
-    def write(
-        folder: Path,
-        *,
-        adapter: str = PLAIN_ADAPTER,
-        traffic: Sequence[Mapping[str, Any]] | None = None,
-        runner: Mapping[str, Any] | None = None,
-    ) -> Path:
-        folder.mkdir(parents=True)
-        source = textwrap.dedent(adapter).strip() + "\n"
-        kind = source.rpartition("\nclass ")[2].partition("(")[0].partition(":")[0]
-        settings = {"device": "cpu", "intra_op_threads": 1, **(runner or {})}
-        lines = ["[workload]", 'name = "w"', f'entry = "adapter:{kind}"', 'traffic = "traffic.jsonl"', "[runner]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-        (folder / "workload.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        (folder / "adapter.py").write_text(source, encoding="utf-8")
-        rows = [{"arrival_s": k * 0.01} for k in range(20)] if traffic is None else traffic
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "traffic.jsonl").write_text(text, encoding="utf-8")
-        return folder
-
-    return write
+    folder.mkdir(parents=True)
+    source = textwrap.dedent(adapter).strip() + "\n"
+    kind = source.rpartition("\nclass ")[2].partition("(")[0].partition(":")[0]
+    settings = {"device": "cpu", "intra_op_threads": 1, **(runner or {})}
+    lines = ["[workload]", 'name = "w"', f'entry = "adapter:{kind}"', 'traffic = "traffic.jsonl"', "[runner]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    (folder / "workload.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "adapter.py").write_text(source, encoding="utf-8")
+    rows = [{"arrival_s": k * 0.01} for k in range(20)] if traffic is None else traffic
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "traffic.jsonl").write_text(text, encoding="utf-8")
+    return folder
 
 
-@pytest.fixture(scope="session")
-def cli() -> Cli:
+def cli(*arguments: object) -> tuple[int, str, str]:
     """Calls the command line in this process: exit code, standard output, standard error."""
     from latfix.cli.app import main
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([str(argument) for argument in arguments])
-        return code, out.getvalue(), err.getvalue()
-
-    return call
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    return code, out.getvalue(), err.getvalue()
 
 
 class Canary:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "latfix", "profilers", "reports", "runners")
@@ -228,7 +228,7 @@ def test_the_toys_keep_the_import_contract(tree: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cause_a_traffic_format_and_a_section(tree: Path, tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_cause_a_traffic_format_and_a_section(tree: Path, tmp_path: Path) -> None:
     workload = write_workload(tmp_path / "workload", runner={"workers": 2})
     traffic = tmp_path / "toy.jsonl"
     traffic.write_text("".join(json.dumps({"toy_ms": 20 * k, "toy_size": k}) + "\n" for k in range(60)))

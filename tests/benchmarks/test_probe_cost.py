@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.profilers import probe_cost
 from latfix.runners.gpu.worker_streams import READY
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.runners.gpu.simulated import SimulatedEvent
 from tests.runners.gpu.test_async_batches import Flown
 
@@ -45,7 +45,7 @@ def test_without_probes_only_awaited_events_are_recorded(
     assert not served.batches["copy_in_ns"].any(), "nothing was read"
 
 
-def test_probes_are_measured_under_a_profiles_load(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_probes_are_measured_under_a_profiles_load(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.1} for k in range(11)])
     profile = "[profile.gpu.runner]\nmax_batch_size = 3\n[profile.gpu.traffic]\nspeed = 4.0\nrepeat = 2\n"
     with (folder / "workload.toml").open("a") as file:
@@ -58,7 +58,7 @@ def test_probes_are_measured_under_a_profiles_load(tmp_path: Path, write_workloa
 
 
 @pytest.mark.slow
-def test_stretches_with_and_without_probes_are_replayed(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_stretches_with_and_without_probes_are_replayed(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.02} for k in range(40)])
     spec, traffic = probe_cost._workload(tmp_path, str(folder), "", 40.0, 8.0)
     result = probe_cost.measure(spec, traffic, tmp_path, blocks=2, seconds=0.4)

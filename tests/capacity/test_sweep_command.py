@@ -13,7 +13,7 @@ from latfix.cli.commands.running.sweep import parse_numbers, parse_variants
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 from tests.adapters import sleeper
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 #: Serves a batch in 6 ms and 2 ms for each member: 125 a second one by one.
 SLEEPER = sleeper("0.006 + 0.002 * len(x)")
@@ -83,7 +83,7 @@ def test_variants_that_are_refused(options: list[str], words: str) -> None:
     ],
 )
 def test_wrong_options_are_reported_before_anything_runs(
-    options: tuple[str, ...], words: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
+    options: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
     code, out, err = cli("sweep", workload, *options, "--out", tmp_path / "o")
@@ -101,7 +101,7 @@ class Swept:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Swept:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     base = tmp_path_factory.mktemp("sweep")
     rows = [{"arrival_s": 0.02 * k + 0.004 * (k % 3)} for k in range(60)]
     workload = write_workload(base / "w", adapter=SLEEPER, traffic=rows, runner={"warmup_requests": 2})
@@ -143,7 +143,7 @@ def test_a_real_sweep_answers(swept: Swept) -> None:
 
 
 @pytest.mark.slow
-def test_a_gate_that_is_missed_is_the_exit_code(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_a_gate_that_is_missed_is_the_exit_code(tmp_path: Path) -> None:
     rows = [{"arrival_s": 0.02 * k} for k in range(120)]
     workload = write_workload(tmp_path / "w", adapter=SLEEPER, traffic=rows)
     options = ("--rates", "300", "--slo", "60", "--percentile", "50", "--requests", "120", "--budget", "4s")

@@ -23,10 +23,10 @@ from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.stages import STAGES
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
+from tests.conftest import cli, write_workload
 
 #: Runs the command line: exit code, standard output, standard error.
 Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_bytes": 8 << 30, "os": "Linux", "gpu": None}
 
 
@@ -241,7 +241,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Service:
 
 
 @pytest.fixture
-def diagnose(service: Service, cli: Cli, write_workload: WriteWorkload, tmp_path: Path) -> Cli:
+def diagnose(service: Service, tmp_path: Path) -> Cli:
     """Calls `latfix diagnose` on a workload of 300 requests, each time into a new folder ``run-1``, ``run-2``, …"""
     workload = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.1} for k in range(300)])
 

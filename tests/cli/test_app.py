@@ -19,7 +19,7 @@ import latfix
 from latfix.cli import app as module
 from latfix.cli.shared.streams_and_signals import signals_as_interrupt
 from latfix.errors import InputError, RunnerError
-from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 _FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "watch", "selftest", "doctor")
 _THEN = ("fragmentation", "init", "backends", "history", "schema", "export", "export-plan", "traffic")
@@ -36,7 +36,7 @@ def run(*command: str, shell: str = "", **environment: str) -> subprocess.Comple
 
 
 @pytest.fixture
-def fail_with(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tuple[int, str, str]]:
+def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tuple[int, str, str]]:
     """Calls a command line that does so and nothing else."""
 
     def call(fail: Callable[[], object]) -> tuple[int, str, str]:
@@ -112,7 +112,7 @@ def test_help_imports_nothing_heavy(argument: str) -> None:
     assert done.stderr == ""
 
 
-def test_version_and_help_that_names_every_command(cli: Cli) -> None:
+def test_version_and_help_that_names_every_command() -> None:
     assert cli("--version") == (0, f"latfix {latfix.__version__}\n", "")
     code, out, _ = cli("--help")
     assert code == 0
@@ -123,7 +123,7 @@ def test_version_and_help_that_names_every_command(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_a_description(command: str, cli: Cli) -> None:
+def test_every_command_has_a_description(command: str) -> None:
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
     assert f" {command} " in out and "--help" in out
@@ -159,7 +159,7 @@ def test_every_failure_is_one_line_and_a_code(
 
 
 @pytest.mark.parametrize("command", ["backends", "traffic convert", ""])
-def test_a_wrong_option_refers_to_the_help_of_its_command(command: str, cli: Cli) -> None:
+def test_a_wrong_option_refers_to_the_help_of_its_command(command: str) -> None:
     code, _, err = cli(*command.split(), "--no-such")
     assert code == 2 and err.endswith(f"; see {' '.join(['latfix', *command.split()])} --help\n")
 

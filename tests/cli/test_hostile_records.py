@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.diagnose import diagnose as attribute
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 
 PARQUET = ("requests", "batches", "events", "samples", "traffic")
 #: By name, a value that takes a column's place, in all rows.
@@ -58,7 +59,7 @@ def _change(file: Path, name: str, values: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [150_000, 10], ids=["small", "large"])
-def test_batches_that_close_in_another_age(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_batches_that_close_in_another_age(run: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", limit)
     file = run / "batches.parquet"
     _change(file, "close_ns", pa.repeat(VALUES["large"], pq.read_table(file).num_rows))
@@ -71,7 +72,6 @@ def test_batches_that_close_in_another_age(run: Path, cli: Cli, monkeypatch: pyt
 def test_any_column_of_any_file(
     originals: dict[bool, Path],
     tmp_path: Path,
-    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     limit: int | None,
     data: st.DataObject,
@@ -118,14 +118,14 @@ def test_any_column_of_any_file(
         ("traffic", "arrival_ns", "text", "found a damaged file"),
     ],
 )
-def test_what_a_column_holds_is_named(run: Path, cli: Cli, file: str, name: str, value: str, words: str) -> None:
+def test_what_a_column_holds_is_named(run: Path, file: str, name: str, value: str, words: str) -> None:
     path = run / f"{file}.parquet"
     _change(path, name, pa.repeat(VALUES[value], pq.read_metadata(path).num_rows))
     refused(cli("report", run), str(run), words)
 
 
 @pytest.mark.parametrize("detail", ["null", "[]", "3", "[" * 5000 + "]" * 5000, '{"a": ' * 100 + "1" + "}" * 100])
-def test_details_that_are_no_objects(run: Path, killed: Path, cli: Cli, detail: str) -> None:
+def test_details_that_are_no_objects(run: Path, killed: Path, detail: str) -> None:
     _change(run / "events.parquet", "detail", pa.array([detail] * 2))
     refused(cli("report", run), "events.parquet")
     (killed / "segments" / "events.jsonl").write_text(f'[30, 0, "error", 1, 3, 3, {detail}]\n')
@@ -136,7 +136,7 @@ def test_details_that_are_no_objects(run: Path, killed: Path, cli: Cli, detail: 
     "line",
     ['["a", "a", 1]', "[null, 1, 1]", '[1, "a", "b"]', '[1e400, "a", 1]', f'[{10**30}, "a", 1]', '[1, "a", NaN]'],
 )
-def test_lines_that_latfix_did_not_write(killed: Path, cli: Cli, line: str) -> None:
+def test_lines_that_latfix_did_not_write(killed: Path, line: str) -> None:
     (killed / "segments" / "samples.jsonl").write_text(f'[10, "a", 1]\n{line}\n')
     refused(cli("report", killed), "samples.jsonl:2: found")
 
@@ -175,7 +175,7 @@ CHANGES = [*product(METAS, [True, False]), *product(product(KEYS, STRANGE), [Tru
 
 
 @pytest.mark.parametrize(("change", "finished"), CHANGES, ids=range(len(CHANGES)))
-def test_values_of_a_run_file(runs: dict[bool, Path], cli: Cli, change: tuple[str, Any], finished: bool) -> None:
+def test_values_of_a_run_file(runs: dict[bool, Path], change: tuple[str, Any], finished: bool) -> None:
     file, (key, value) = runs[finished] / "run.json", change
     document = json.loads(file.read_text())
     table, _, name = key.rpartition(".")
@@ -185,7 +185,7 @@ def test_values_of_a_run_file(runs: dict[bool, Path], cli: Cli, change: tuple[st
 
 
 @pytest.mark.parametrize("depth", [100, 5000])
-def test_a_run_file_that_is_too_deep(run: Path, cli: Cli, depth: int) -> None:
+def test_a_run_file_that_is_too_deep(run: Path, depth: int) -> None:
     text = (run / "run.json").read_text().rstrip()[:-1]
     (run / "run.json").write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
     refused(cli("report", run), "run.json")
@@ -193,9 +193,7 @@ def test_a_run_file_that_is_too_deep(run: Path, cli: Cli, depth: int) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", *(f"{name}.parquet" for name in PARQUET)])
 @pytest.mark.parametrize("limit", [150_000, 10], ids=["small", "large"])
-def test_pipes_are_not_waited_for(
-    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
-) -> None:
+def test_pipes_are_not_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: int) -> None:
     monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", limit)
     (run / name).unlink()
     os.mkfifo(run / name)
@@ -203,7 +201,7 @@ def test_pipes_are_not_waited_for(
 
 
 @pytest.mark.parametrize("name", ["requests.bin", "batches.bin", "events.jsonl", "samples.jsonl"])
-def test_pipes_of_a_killed_run_are_not_waited_for(killed: Path, cli: Cli, name: str) -> None:
+def test_pipes_of_a_killed_run_are_not_waited_for(killed: Path, name: str) -> None:
     (killed / "segments" / name).unlink()
     os.mkfifo(killed / "segments" / name)
     refused(cli("report", killed), f"{name}: found no regular file")

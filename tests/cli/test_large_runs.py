@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli, serve_one_by_one, write_run
+from tests.cli.conftest import serve_one_by_one, write_run
+from tests.conftest import cli
 
 N, MS = 400, 1_000_000
 
@@ -28,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_run(tmp_path / "run", rows, batches=batches, events=events, traffic=traffic, **meta)
 
 
-def test_a_large_run_is_reported_from_its_files(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_run_is_reported_from_its_files(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latfix.run_record.run_record.RunRecord.load", None)  # the whole record is never read at once
     code, out, _ = cli("report", str(run))
     assert code == 0
@@ -46,7 +47,7 @@ def test_a_large_run_is_reported_from_its_files(run: Path, cli: Cli, monkeypatch
 
 
 @pytest.mark.parametrize("options", [("--request", "r020"), ("--slowest", "3")])
-def test_stories_of_a_large_run_are_refused_in_one_line(run: Path, cli: Cli, options: tuple[str, str]) -> None:
+def test_stories_of_a_large_run_are_refused_in_one_line(run: Path, options: tuple[str, str]) -> None:
     code, _, err = cli("report", str(run), *options)
     assert code == 2
     assert "400 requests" in err
@@ -54,7 +55,7 @@ def test_stories_of_a_large_run_are_refused_in_one_line(run: Path, cli: Cli, opt
     assert not (run / "diagnosis.json").exists()
 
 
-def test_a_place_that_cannot_be_written_leaves_no_half_file(run: Path, cli: Cli) -> None:
+def test_a_place_that_cannot_be_written_leaves_no_half_file(run: Path) -> None:
     (run / "causes.parquet").mkdir()
     code, _, err = cli("report", str(run))
     assert code == 2

@@ -19,7 +19,7 @@ from latfix.errors import InputError
 from latfix.results import read_result
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization
-from tests.conftest import WriteWorkload
+from tests.conftest import cli, write_workload
 from tests.reports.conftest import make_document
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -27,9 +27,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 @pytest.fixture
-def notebook(
-    service: Any, cli: Any, write_workload: WriteWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def notebook(service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with ``my_workload`` and a run of it in ``run``; replays are simulated."""
     write_workload(tmp_path / "my_workload", traffic=[{"arrival_s": k * 0.1, "tokens": k} for k in range(300)])
     monkeypatch.chdir(tmp_path)
@@ -159,7 +157,7 @@ def test_names_that_are_imported_later_are_listed() -> None:
 
 
 @pytest.mark.usefixtures("notebook")
-def test_the_file_of_a_run_is_displayed_as_its_folder(cli: Any) -> None:
+def test_the_file_of_a_run_is_displayed_as_its_folder() -> None:
     code, out, _ = cli("report", "run/run.json")
     assert code == 0 and "p99" in out
 

@@ -23,8 +23,8 @@ from latfix.profilers.service_log.recorder import flush
 from latfix.runners.optimize.journal import Journal
 from latfix.runners.selftest.faults.fault_log import LOG_FILE
 from latfix.runners.selftest.run_case import CASE_FILE, RECORD
-from tests.cli.conftest import MS, Cli, WriteWorkload, batches_of, refused, serve_one_by_one, write_run
-from tests.conftest import Canary
+from tests.cli.conftest import MS, batches_of, refused, serve_one_by_one, write_run
+from tests.conftest import Canary, cli, write_workload
 
 PARQUET = ("requests", "batches", "events", "samples", "traffic")
 #: Modules that a program finds before its own where it looks into the folder that it is called in.
@@ -159,9 +159,7 @@ CALLS: list[tuple[int, str]] = [
 ]
 
 
-def test_no_command_executes_what_a_strangers_folder_holds(
-    tmp_path: Path, canary: Canary, write_workload: WriteWorkload
-) -> None:
+def test_no_command_executes_what_a_strangers_folder_holds(tmp_path: Path, canary: Canary) -> None:
     write_workload(tmp_path / "w")
     _write_artifact(tmp_path / "artifact", canary)
     (tmp_path / "program").mkdir()
@@ -188,7 +186,7 @@ def test_no_command_executes_what_a_strangers_folder_holds(
     [*((True, f"{name}.parquet") for name in PARQUET), *((each, "run.json") for each in (True, False))],
 )
 def test_a_pickle_in_the_place_of_a_file(
-    runs: dict[bool, Path], cli: Cli, canary: Canary, command: str, finished: bool, file: str
+    runs: dict[bool, Path], canary: Canary, command: str, finished: bool, file: str
 ) -> None:
     folder = runs[finished]
     (folder / file).write_bytes(canary.pickle)
@@ -196,7 +194,7 @@ def test_a_pickle_in_the_place_of_a_file(
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "samples.jsonl", "requests.bin", "batches.bin"])
-def test_a_pickle_in_the_place_of_a_segment(killed: Path, cli: Cli, canary: Canary, name: str) -> None:
+def test_a_pickle_in_the_place_of_a_segment(killed: Path, canary: Canary, name: str) -> None:
     """Of lines and rows that are torn as much is read as is whole: none of it."""
     (killed / "segments" / name).write_bytes(canary.pickle)
     assert cli("report", killed, "--json", "-")[0] in (0, 2)
@@ -211,9 +209,7 @@ def test_a_pickle_in_the_place_of_a_segment(killed: Path, cli: Cli, canary: Cana
         ("BASH_ENV", "a.sh"),
     ],
 )
-def test_a_plan_cannot_have_a_process_load_code(
-    write_workload: WriteWorkload, tmp_path: Path, cli: Cli, variable: str, value: str
-) -> None:
+def test_a_plan_cannot_have_a_process_load_code(tmp_path: Path, variable: str, value: str) -> None:
     """Wherever a plan is applied, only variables that fixes set act, and of libraries only allocators found here."""
     folder = write_workload(tmp_path / "w")
     plan = tmp_path / "plan.toml"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.stages import STAGES
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ N = 60
 
 
 @pytest.fixture(scope="module")
-def loud(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Run:
+def loud(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A workload that prints, changes its folder, reads stdin and fails at times; unusual ids and features."""
     base = tmp_path_factory.mktemp("with a space")
     rows = [
@@ -237,7 +237,7 @@ def test_the_cost_of_latfix_itself_is_stated(loud: Run) -> None:
     assert 0 < loud.document["overhead"]["core_share"] < 1
 
 
-def test_the_report_is_of_this_run(loud: Run, cli: Cli, tmp_path: Path) -> None:
+def test_the_report_is_of_this_run(loud: Run, tmp_path: Path) -> None:
     html = (loud.folder / "report.html").read_text()
     assert "<html" in html and "</html>" in html
     code, out, _ = cli("report", loud.folder, "--out", tmp_path / "again", "--json", "-")
@@ -247,7 +247,7 @@ def test_the_report_is_of_this_run(loud: Run, cli: Cli, tmp_path: Path) -> None:
     assert again == {key: each for key, each in loud.document.items() if key != "source"}, "the same record"
 
 
-def test_gates_turn_it_into_an_exit_code(loud: Run, cli: Cli) -> None:
+def test_gates_turn_it_into_an_exit_code(loud: Run) -> None:
     known = loud.document["trustworthy"]  # if the machine delayed the replayer, no gate is evaluated
     assert cli("report", loud.folder, "--gate", "p50<60s")[0] == (0 if known else 3)
     assert cli("report", loud.folder, "--gate", "p50<1us")[0] == (1 if known else 3)
@@ -272,7 +272,7 @@ class Slow(Workload):
 
 
 @pytest.fixture(scope="module")
-def overloaded(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Run:
+def overloaded(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A model six times too slow for its traffic."""
     base = tmp_path_factory.mktemp("overloaded")
     rows = [{"arrival_s": k * 0.005} for k in range(60)]
@@ -306,7 +306,7 @@ def test_the_summary_is_for_people(overloaded: Run) -> None:
     assert "loading the model" in overloaded.err
 
 
-def test_deadlines_and_a_full_queue_count_apart(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_deadlines_and_a_full_queue_count_apart(tmp_path: Path) -> None:
     rows = [{"arrival_s": k * 0.002, **({"deadline_ms": 40} if k % 2 else {})} for k in range(40)]
     folder = write_workload(tmp_path / "w", adapter=SLOW, traffic=rows, runner={"max_queue": 8})
 

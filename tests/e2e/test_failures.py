@@ -19,7 +19,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import runner_process
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -72,9 +72,7 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-def test_a_model_process_that_dies(
-    how: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_process_that_dies(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statement, named = DEATHS[how]
     runner = {"hang_limit_ms": 1000.0}
     folder = write_workload(
@@ -99,9 +97,7 @@ def test_a_model_process_that_dies(
     assert document["requests"]["ok"] == record.counts()["ok"]
 
 
-def test_a_fork_that_outlives_the_model_blocks_nothing(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_a_fork_that_outlives_the_model_blocks_nothing(tmp_path: Path) -> None:
     # The fork inherits the pipes, so their end does not show the runner's death.
     forked = "if os.fork() == 0: time.sleep(60); os._exit(0)"
     source = _adapter(load=forked, forward="os._exit(9)")
@@ -120,9 +116,7 @@ def test_a_fork_that_outlives_the_model_blocks_nothing(
         ("x = 1\nclass A: pass", 2, "not a subclass of latfix.Workload"),
     ],
 )
-def test_a_workload_that_does_not_load(
-    source: str, code: int, named: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_a_workload_that_does_not_load(source: str, code: int, named: str, tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", adapter=source)
     got, out, err = cli("diagnose", folder, "--out", tmp_path / "run")
     assert (got, out) == (code, "")
@@ -130,9 +124,7 @@ def test_a_workload_that_does_not_load(
     assert RunRecord.load(tmp_path / "run").counts()["ok"] == 0
 
 
-def test_if_all_requests_fail_the_first_reason_counts(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_if_all_requests_fail_the_first_reason_counts(tmp_path: Path) -> None:
     source = _adapter(prepare="raise LookupError('the store is away \\ud800')")
     folder = write_workload(tmp_path / "w", adapter=source, traffic=_rows(5, 0.01))
     code, _, err = cli("diagnose", folder, "--out", tmp_path / "run")
@@ -152,7 +144,7 @@ EDGES: dict[str, tuple[list[dict[str, Any]], int]] = {
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_traffic_at_the_edges(edge: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_traffic_at_the_edges(edge: str, tmp_path: Path) -> None:
     rows, n = EDGES[edge]
     folder = write_workload(tmp_path / "w", traffic=rows, runner={"max_batch_size": 64, "batch_window_ms": 1.0})
 
@@ -166,9 +158,7 @@ def test_traffic_at_the_edges(edge: str, tmp_path: Path, write_workload: WriteWo
     assert all(abs(a - b) <= 1 for a, b in zip(record.requests["arrival_ns"].tolist(), scheduled, strict=True))
 
 
-def test_options_change_the_schedule_of_a_workload_whose_folder_cannot_be_written(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_options_change_the_schedule_of_a_workload_whose_folder_cannot_be_written(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", traffic=_rows(100, 0.02))
     options = ("--repeat", 2, "--speed", 4, "--duration", 0.6, "--limit", 100, "--seed", 7)
     for path in (*folder.iterdir(), folder):
@@ -185,7 +175,7 @@ def test_options_change_the_schedule_of_a_workload_whose_folder_cannot_be_writte
     assert record.meta.seed == 7
 
 
-def test_file_size_limits_are_one_line_and_keep_the_record(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_file_size_limits_are_one_line_and_keep_the_record(tmp_path: Path) -> None:
     # A limit on the size of files stands in for a full disk: writes beyond it fail with EFBIG. Standard
     # output and error are pipes, which it does not touch.
     resource = pytest.importorskip("resource")
@@ -223,9 +213,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_disk_full_from_the_start(
-    small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_a_disk_full_from_the_start(small_disk: Path, tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w")
     (small_disk / "filler").write_bytes(bytes(20 << 20))
     code, out, err = cli("diagnose", folder, "--out", small_disk / "run")
@@ -244,9 +232,7 @@ def fill_disk():
 """
 
 
-def test_a_disk_full_during_the_run(
-    small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_a_disk_full_during_the_run(small_disk: Path, tmp_path: Path) -> None:
     # The 31st request fills the disk, after more than one flush.
     source = _adapter(forward="fill_disk()") + FILL.format(filler=str(small_disk / "filler"))
     folder = write_workload(tmp_path / "w", adapter=source, traffic=_rows(200, 0.03))

@@ -11,7 +11,7 @@ import pytest
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import runner_process
 from latfix.stages import STAGES
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -66,9 +66,7 @@ LOG_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def faulty(
-    tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli
-) -> tuple[Path, tuple[int, str, str]]:
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[int, str, str]]:
     """The run's folder, and the command's result."""
     base = tmp_path_factory.mktemp("faults")
     rows = [{"arrival_s": k * 0.03, "id": str(k)} for k in range(40)]

@@ -15,7 +15,7 @@ import pytest
 
 import latfix
 from latfix.config.plan import read_plan
-from tests.conftest import Cli
+from tests.conftest import cli
 
 WRITTEN = Path(__file__).parent / "written_at_76857f2"
 PLAN = tomllib.loads((WRITTEN / "opt" / "plan.toml").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("arm", ["before-1", "after-1"])
-def test_a_run_is_reported(arm: str, written: Path, cli: Cli) -> None:
+def test_a_run_is_reported(arm: str, written: Path) -> None:
     run = written / "opt" / "final" / arm
     code, out, err = cli("report", run)
     assert code == 0, err
@@ -50,7 +50,7 @@ def test_a_run_has_the_diagnosis_that_it_had(written: Path) -> None:
     assert mine == pytest.approx(known) and waits[0] == pytest.approx(waits[1], abs=2e-6)
 
 
-def test_two_runs_are_compared_with_the_ratio_that_the_plan_holds(written: Path, tmp_path: Path, cli: Cli) -> None:
+def test_two_runs_are_compared_with_the_ratio_that_the_plan_holds(written: Path, tmp_path: Path) -> None:
     file, final = tmp_path / "comparison.json", written / "opt" / "final"
     code, _, err = cli("compare", final / "before-1", final / "after-1", "--json", file)
     assert code == 0, err
@@ -59,7 +59,7 @@ def test_two_runs_are_compared_with_the_ratio_that_the_plan_holds(written: Path,
         assert ratio[key]["value"] == pytest.approx(PLAN["measured"][f"{key}_ratio"])
 
 
-def test_an_optimization_is_reported(written: Path, cli: Cli) -> None:
+def test_an_optimization_is_reported(written: Path) -> None:
     code, out, err = cli("report", written / "opt")
     assert code == 0, err
     assert "batch.window" in out and "53 times faster" in out
@@ -71,7 +71,7 @@ def test_a_plan_is_read(written: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_starts_from_a_plan(written: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_search_starts_from_a_plan(written: Path, tmp_path: Path) -> None:
     """No fix is left that applies, so that it ends after the baseline."""
     file, plan = tmp_path / "optimization.json", written / "opt" / "plan.toml"
     options = ("--fix", "gc.freeze", "--budget", "20s", "--out", tmp_path / "out", "--json", file)

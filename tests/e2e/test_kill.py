@@ -18,7 +18,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ class Started:
 
 
 @pytest.fixture
-def start(tmp_path: Path, write_workload: WriteWorkload) -> Iterator[Callable[..., Started]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     running: list[Started] = []
 
     def begin(*options: str) -> Started:
@@ -131,7 +131,7 @@ def _kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _document(cli: Cli, *arguments: object) -> dict[str, Any]:
+def _document(*arguments: object) -> dict[str, Any]:
     code, out, err = cli(*arguments, "--json", "-")
     assert code == 0, err
     document: dict[str, Any] = json.loads(out)
@@ -140,7 +140,7 @@ def _document(cli: Cli, *arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("victim", ["runner", "latfix"])
 def test_a_killed_run_is_kept_but_for_its_last_second(
-    victim: str, start: Callable[[], Started], cli: Cli, tmp_path: Path
+    victim: str, start: Callable[[], Started], tmp_path: Path
 ) -> None:
     # GIVEN a run in the middle of its traffic
     run = start()
@@ -169,17 +169,17 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
     assert record.partial and 0 < len(kept) < SCHEDULED
     assert record.unrecorded() == SCHEDULED - int(record.measured.sum())
     # AND the commands read it
-    document = _document(cli, "report", run.folder, "--out", tmp_path / "report")
+    document = _document("report", run.folder, "--out", tmp_path / "report")
     assert document["partial"] is True
     assert document["requests"]["ok"] == len(kept)
     assert any("partial" in note or "stopped" in note or "before" in note for note in document["notes"])
-    compared = _document(cli, "compare", run.folder, run.folder)
+    compared = _document("compare", run.folder, run.folder)
     assert compared["before"]["requests"]["ok"] == len(kept)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_before_the_first_answer_it_is_readable_or_has_a_reason(
-    seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
+    seed: int, start: Callable[[], Started], tmp_path: Path
 ) -> None:
     run = start()
     time.sleep(random.Random(seed).uniform(0.2, 3.0))
@@ -197,7 +197,7 @@ def test_killed_before_the_first_answer_it_is_readable_or_has_a_reason(
         assert code == 2 and err.startswith("latfix: ") and err.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], tmp_path: Path) -> None:
     """The folder is closed, and CI's reports are written. Other signals become Ctrl-C: tests/cli/test_app.py."""
     run = start("--junit", str(tmp_path / "junit.xml"))
     run.wait_for_answers(300)
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_pa
     assert record.meta.state == "interrupted" and record.partial
     kept = {record.traffic.ids[k] for k in record.requests["index"][record.measured].tolist()}
     assert not run.answered_before(interrupted_at) - kept, "an orderly end loses nothing"
-    assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]
+    assert _document("report", run.folder)["requests"]["ok"] == record.counts()["ok"]
 
 
 def test_ctrl_c_while_the_model_loads(start: Callable[..., Started]) -> None:

@@ -10,7 +10,7 @@ from benchmarks.live import live_fidelity
 from latfix.errors import InputError
 from latfix.statistics.decision import RatioEstimate
 from tests.adapters import sleeper
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -30,7 +30,7 @@ def _agrees(ratio: RatioEstimate) -> bool:
     return ratio.lo <= 1 + NEAR and ratio.hi >= 1 - NEAR and 0.8 <= ratio.value <= 1.25
 
 
-def test_equal_arrivals_take_equally_long(write_workload: WriteWorkload, tmp_path: Path) -> None:
+def test_equal_arrivals_take_equally_long(tmp_path: Path) -> None:
     """Pairs that fill a batch. A busy machine may delay one arm for a whole round, but not in every round."""
     traffic = [{"arrival_s": 0.015 * (k // 2) + 0.0005 * (k % 2), "value": k} for k in range(120)]
     folder = write_workload(
@@ -46,7 +46,7 @@ def test_equal_arrivals_take_equally_long(write_workload: WriteWorkload, tmp_pat
     pytest.fail(f"the live runner took longer or shorter each time: {seen}")
 
 
-def test_more_than_the_runner_keeps_rows_of_is_refused(write_workload: WriteWorkload, tmp_path: Path) -> None:
+def test_more_than_the_runner_keeps_rows_of_is_refused(tmp_path: Path) -> None:
     traffic = [{"arrival_s": 0.001 * k, "value": k} for k in range(5000)]
     folder = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic)
     with pytest.raises(InputError, match=r"found 5000 requests; expected 1 to 4096"):

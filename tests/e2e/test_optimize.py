@@ -17,7 +17,7 @@ from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.results.optimization_step import Step
 from latfix.runners.fixes import FIXES
 from tests.adapters import sleeper
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def children() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Optimized:
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Optimized:
     """A batch window of 80 ms that light traffic never fills, with gates that pass, fail, and check causes.
 
     It uses p95: a replay has eight requests beyond it, but only one beyond p99, which any pause would decide.
@@ -154,7 +154,7 @@ def test_the_folder_holds_reports_and_records(windowed: Optimized) -> None:
 
 
 @pytest.mark.alone
-def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path: Path) -> None:
+def test_the_plan_replays_with_the_fixes(windowed: Optimized, tmp_path: Path) -> None:
     plan = read_plan(windowed.folder / "plan.toml")
     kept = [step["fix"] for step in windowed.document["steps"] if step["status"] == "kept"]
     assert [fix.id for fix in plan.fixes] == kept
@@ -170,7 +170,7 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path
     assert "batching.window" not in [cause["cause"] for cause in diagnosis["causes"] if cause["named"]]
 
 
-def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_gates_where_nothing_fits_the_budget(tmp_path: Path) -> None:
     """One gate passes and a two-sided one is open, which has its own exit code. The run continues from a plan."""
     workload = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic(80, 0.8), runner=WINDOW)
     plan = tmp_path / "plan.toml"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from latfix.config.plan import read_plan
-from tests.conftest import Cli, WriteWorkload
+from tests.conftest import cli, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ class Classifier(Workload):
 WHOLE, PART = "quantize.int8_dynamic", "quantize.int8_excluded"
 
 
-def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tuple[int, ...]) -> dict[str, Any]:
+def optimized(folder: Path, fragile: tuple[int, ...]) -> dict[str, Any]:
     """The document; progress messages are under ``progress``."""
     rows = [{"arrival_s": 0.015 * k, "value": k} for k in range(70)]
     adapter = ADAPTER.replace("FRAGILE_LAYERS", repr(fragile))
@@ -98,8 +98,8 @@ def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tu
     return document | {"progress": " ".join(err.split())}
 
 
-def test_the_critical_layer_is_named_and_left_out(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
-    document = optimized(tmp_path, write_workload, cli, (2,))
+def test_the_critical_layer_is_named_and_left_out(tmp_path: Path) -> None:
+    document = optimized(tmp_path, (2,))
     whole, part = document["steps"]
     assert whole["status"] == "rejected" and whole["ratio"] == {}, "refused before it was replayed"
     figures = re.match(r"accuracy (\S+) -> (\S+), limit (\S+); loss \S+ \[\S+, \S+\]; ", whole["reason"])

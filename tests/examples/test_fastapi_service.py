@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from latfix.config.plan import Plan, PlannedFix, write_plan
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -49,7 +49,7 @@ TRAFFIC = [{"arrival_s": 0.01 * k, "value": k} for k in range(10)]
 
 
 @pytest.fixture(scope="module")
-def arranged(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> dict[str, str]:
+def arranged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The service's environment: a workload and a plan."""
     base = tmp_path_factory.mktemp("service")
     folder = write_workload(base / "w", adapter=ADAPTER, traffic=TRAFFIC)

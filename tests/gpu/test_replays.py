@@ -18,7 +18,7 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.gpu.marks import ON_CUDA
 
 pytestmark = ON_CUDA
@@ -65,11 +65,9 @@ def _traffic(*, alike: bool) -> Traffic:
 class _Served:
     """A warmed service whose requests are sent at once, in any number of replays."""
 
-    def __init__(
-        self, folder: Path, write: WriteWorkload, *, device: str = _DEVICE, alike: bool = False, **values: Any
-    ) -> None:
+    def __init__(self, folder: Path, *, device: str = _DEVICE, alike: bool = False, **values: Any) -> None:
         self.traffic = _traffic(alike=alike)
-        write(folder, adapter=_ADAPTER)
+        write_workload(folder, adapter=_ADAPTER)
         settings = RunnerSettings(**{"max_batch_size": 4, "device": device, **values})
         self.service = Service(folder, "adapter:Rows", settings)
         self.service.load()
@@ -91,8 +89,8 @@ class _Served:
 
 
 @pytest.fixture(scope="module")
-def on_the_cpu(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> dict[int, Any]:
-    outcomes, _ = _Served(tmp_path_factory.mktemp("cpu") / "rows", write_workload, device="cpu").replay()
+def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    outcomes, _ = _Served(tmp_path_factory.mktemp("cpu") / "rows", device="cpu").replay()
     return {slot: outcome.output for slot, outcome in outcomes.items()}
 
 
@@ -106,9 +104,9 @@ def _check(outcomes: dict[int, Outcome], expected: dict[int, Any]) -> None:
     "settings", [{}, {"pinned_staging": True, "overlap": True}], ids=lambda settings: "+".join(settings) or "plain"
 )
 def test_graphs_of_two_workers_run_concurrently(
-    tmp_path: Path, write_workload: WriteWorkload, on_the_cpu: dict[int, Any], settings: dict[str, Any]
+    tmp_path: Path, on_the_cpu: dict[int, Any], settings: dict[str, Any]
 ) -> None:
-    served = _Served(tmp_path / "rows", write_workload, workers=2, cuda_graphs=True, **settings)
+    served = _Served(tmp_path / "rows", workers=2, cuda_graphs=True, **settings)
     concurrent = 0
     for _ in range(4):
         outcomes, batches = served.replay()
@@ -133,9 +131,9 @@ def _at_once(batches: npt.NDArray[Any]) -> int:
     ids=lambda settings: "+".join(settings) or "plain",
 )
 def test_answers_are_right_after_a_warm_up_through_pinned_memory(
-    tmp_path: Path, write_workload: WriteWorkload, on_the_cpu: dict[int, Any], settings: dict[str, Any]
+    tmp_path: Path, on_the_cpu: dict[int, Any], settings: dict[str, Any]
 ) -> None:
-    served = _Served(tmp_path / "rows", write_workload, pinned_staging=True, warmup_shapes=6, **settings)
+    served = _Served(tmp_path / "rows", pinned_staging=True, warmup_shapes=6, **settings)
     for _ in range(2):
         outcomes, batches = served.replay()
         _check(outcomes, on_the_cpu)
@@ -147,11 +145,9 @@ def test_answers_are_right_after_a_warm_up_through_pinned_memory(
     [{}, {"pinned_staging": True, "overlap": True}, {"workers": 2}, {"cuda_graphs": True}, {"warmup_shapes": 2}],
     ids=lambda settings: "+".join(settings) or "plain",
 )
-def test_another_engine_needs_no_more_device_memory(
-    tmp_path: Path, write_workload: WriteWorkload, settings: dict[str, Any]
-) -> None:
+def test_another_engine_needs_no_more_device_memory(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Requests are equal, one per batch, so that each replay needs the same memory."""
-    served = _Served(tmp_path / "rows", write_workload, alike=True, max_batch_size=1, **settings)
+    served = _Served(tmp_path / "rows", alike=True, max_batch_size=1, **settings)
     read = cuda_counters(_DEVICE)
     assert read is not None
     reserved, taken = [], []

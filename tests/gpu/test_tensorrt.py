@@ -14,7 +14,7 @@ from latfix.runners.model_files import open_model
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.gpu.marks import ON_CUDA
 
 pytestmark = [
@@ -58,7 +58,7 @@ def traffic(n: int = 24) -> Traffic:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return write_workload(tmp_path / "encoder", adapter=ENCODER, runner={"device": "cuda"})
 

@@ -12,11 +12,12 @@ import pytest
 from latfix.config.workload_toml import read_spec
 from latfix.settings import RunnerSettings, rules_of
 from latfix.traffic.io.reader import read_traffic
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 
 
 @pytest.mark.slow
-def test_what_it_writes_runs_unchanged(cli: Cli, tmp_path: Path) -> None:
+def test_what_it_writes_runs_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "my workload"
     code, out, err = cli("init", folder)
     assert (code, err) == (0, "")
@@ -27,7 +28,7 @@ def test_what_it_writes_runs_unchanged(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ['quote"d', "new\nline", "ünïcode", "back\\slash", "a b", "'", "#"])
-def test_any_folder_name_gives_a_file_that_reads(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_any_folder_name_gives_a_file_that_reads(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     code, out, err = cli("init", folder)
     assert code == 0, err
@@ -37,7 +38,7 @@ def test_any_folder_name_gives_a_file_that_reads(cli: Cli, tmp_path: Path, name:
     assert len(read_traffic(spec.traffic)) > 100
 
 
-def test_its_settings_are_settings(cli: Cli, tmp_path: Path) -> None:
+def test_its_settings_are_settings(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()  # an empty folder will do
     assert cli("init", tmp_path / "w")[0] == 0
     text = (tmp_path / "w" / "workload.toml").read_text()
@@ -51,7 +52,7 @@ def test_its_settings_are_settings(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "full folder", "below a file", "long name"])
-def test_nothing_is_overwritten(cli: Cli, tmp_path: Path, what: str) -> None:
+def test_nothing_is_overwritten(tmp_path: Path, what: str) -> None:
     folder = tmp_path / ("a" * 5000 if what == "long name" else "there")
     if what in ("file", "below a file"):
         folder.write_text("mine")

@@ -16,7 +16,7 @@ import pytest
 import latfix
 from latfix.profilers.service_log.recorder import flush
 from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
-from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 HOSTILE = '"}\\ <b>\x1b[31m'
 
@@ -25,7 +25,7 @@ def _nothing() -> None:
     """A request that takes no time."""
 
 
-def test_each_update_is_a_line_without_a_terminal(cli: Cli, tmp_path: Path) -> None:
+def test_each_update_is_a_line_without_a_terminal(tmp_path: Path) -> None:
     work = latfix.record(tmp_path)(_nothing)
     for _ in range(200):
         work()
@@ -37,7 +37,7 @@ def test_each_update_is_a_line_without_a_terminal(cli: Cli, tmp_path: Path) -> N
     assert all("200 ok" in line and "p99" in line for line in lines)
 
 
-def test_before_the_first_request_it_waits(cli: Cli, tmp_path: Path) -> None:
+def test_before_the_first_request_it_waits(tmp_path: Path) -> None:
     code, output, _ = cli("watch", str(tmp_path), "--updates", "1")
     assert code == 0
     assert "no requests yet" in output
@@ -46,13 +46,13 @@ def test_before_the_first_request_it_waits(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("--every", "0"), ("--last", "nan"), ("--updates", "-1"), ("--percentile", "0")]
 )
-def test_what_cannot_be_is_refused(cli: Cli, tmp_path: Path, arguments: tuple[str, str]) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path, arguments: tuple[str, str]) -> None:
     code, _, error = cli("watch", str(tmp_path), *arguments)
     assert code == 2
     assert arguments[0] in error
 
 
-def test_figures_are_served_while_it_watches(cli: Cli, tmp_path: Path) -> None:
+def test_figures_are_served_while_it_watches(tmp_path: Path) -> None:
     work = latfix.record(tmp_path, route=HOSTILE)(_nothing)
     for _ in range(200):
         work()
@@ -111,12 +111,12 @@ def test_a_client_that_went_away_prints_nothing(capfd: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "where", ["", "x", "localhost", "70000", "127.0.0.1:", "no.such.host.invalid:9", "é" * 70 + ":9"]
 )
-def test_an_invalid_address_to_listen_on_is_refused(cli: Cli, tmp_path: Path, where: str) -> None:
+def test_an_invalid_address_to_listen_on_is_refused(tmp_path: Path, where: str) -> None:
     code, _, error = cli("watch", str(tmp_path), "--updates", "1", "--metrics", where)
     assert code == 2 and "--metrics" in error and len(error.splitlines()) == 1
 
 
-def test_another_folder_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_another_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing of latfix's")
     for folder in (tmp_path, tmp_path / "nowhere"):
         code, _, error = cli("watch", str(folder), "--updates", "1")
@@ -124,7 +124,7 @@ def test_another_folder_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None
         assert len(error.splitlines()) == 1
 
 
-def test_a_terminal_gets_a_table(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     work = latfix.record(tmp_path)(_nothing)

@@ -11,6 +11,7 @@ import pytest
 
 from latfix.errors import RunnerError
 from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 
 def _suite(path: Path) -> ElementTree.Element:
@@ -171,7 +172,7 @@ def test_an_output_that_vanishes_is_one_line_and_the_rest_is_there(
     assert (tmp_path / "run-1" / "diagnosis.json").exists()
 
 
-def test_report_and_compare_write_the_same_kinds(diagnose: Cli, cli: Cli, service: Any, tmp_path: Path) -> None:
+def test_report_and_compare_write_the_same_kinds(diagnose: Cli, service: Any, tmp_path: Path) -> None:
     diagnose()
     service.scale = 0.5
     diagnose()
@@ -188,7 +189,7 @@ def test_report_and_compare_write_the_same_kinds(diagnose: Cli, cli: Cli, servic
         assert "::notice title=latfix" in out
 
 
-def test_a_comparison_that_fails_leaves_its_reports(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
+def test_a_comparison_that_fails_leaves_its_reports(diagnose: Cli, tmp_path: Path) -> None:
     diagnose()
     meta = tmp_path / "run-1" / "run.json"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "accuracy": None}))
@@ -202,7 +203,7 @@ def test_a_comparison_that_fails_leaves_its_reports(diagnose: Cli, cli: Cli, tmp
     assert "failed" in (tmp_path / "m").read_text() and out.startswith("::error title=latfix compare w::")
 
 
-def test_a_baseline_run_is_compared_as_compare_does(diagnose: Cli, cli: Cli, service: Any, tmp_path: Path) -> None:
+def test_a_baseline_run_is_compared_as_compare_does(diagnose: Cli, service: Any, tmp_path: Path) -> None:
     diagnose()
     service.scale = 0.5
     gates = ("--gate", "p95<=baseline*0.9", "--gate", "p93<baseline", "--gate", "mean<baseline*0.3")

@@ -17,11 +17,12 @@ from latfix.config.plan import Plan, plan_text
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli, WriteWorkload
+from tests.cli.conftest import Cli
+from tests.conftest import write_workload
 
 
 @pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Callable[..., Traffic]:
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Traffic]:
     rows = [{"arrival_s": k * 0.5, "id": str(k), "value": k} for k in range(10)]
     folder = write_workload(tmp_path_factory.mktemp("options") / "w", traffic=rows)
 
@@ -115,7 +116,7 @@ def test_the_schedule_records_its_transforms(schedule: Callable[..., Traffic]) -
     assert len(names) == 2
 
 
-def test_no_request_within_the_duration(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_no_request_within_the_duration(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": 0.9}])
     with pytest.raises(InputError, match="found no request in the first"):
         load_traffic(load_spec(str(folder)), TrafficOptions(duration=0.5))
@@ -126,7 +127,7 @@ def test_no_request_within_the_duration(tmp_path: Path, write_workload: WriteWor
     [({"duration": 2.0}, [0.0, 1.0]), ({"to_duration": 10.0}, [0.0, 2.0, 10.0])],
 )
 def test_a_duration_counts_from_the_first_request_where_that_comes_late(
-    options: Any, seconds: list[float], tmp_path: Path, write_workload: WriteWorkload
+    options: Any, seconds: list[float], tmp_path: Path
 ) -> None:
     folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": 3600}, {"arrival_s": 3601}, {"arrival_s": 3605}])
     assert _seconds(load_traffic(load_spec(str(folder)), TrafficOptions(**options))) == seconds

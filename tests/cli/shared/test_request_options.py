@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import MS, Cli, Reached, WriteWorkload, refused, serve_one_by_one, write_run
+from tests.cli.conftest import MS, Reached, refused, serve_one_by_one, write_run
+from tests.conftest import cli, write_workload
 from tests.reports.conftest import in_one_line
 
 N = 60
@@ -31,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     return _write(tmp_path / "run")
 
 
-def test_a_request_is_explained_before_the_diagnosis(run: Path, cli: Cli) -> None:
+def test_a_request_is_explained_before_the_diagnosis(run: Path) -> None:
     code, out, err = cli("report", run, "--request", "r025")
     assert code == 0, err
     _, _, rest = out.partition("Request r025")
@@ -45,7 +46,7 @@ def test_a_request_is_explained_before_the_diagnosis(run: Path, cli: Cli) -> Non
     assert out.count("Request r030") == 1 and out.index("Request r030") < out.index("Request r002")
 
 
-def test_the_slowest_are_listed(run: Path, cli: Cli) -> None:
+def test_the_slowest_are_listed(run: Path) -> None:
     code, out, _ = cli("report", run, "--slowest", "3")
     assert code == 0
     listed = out[out.index("The 3 slowest requests") :]
@@ -54,7 +55,7 @@ def test_the_slowest_are_listed(run: Path, cli: Cli) -> None:
     assert "behind batch 20 (1)" in in_one_line(listed)
 
 
-def test_the_document_has_only_requested_stories(run: Path, cli: Cli) -> None:
+def test_the_document_has_only_requested_stories(run: Path) -> None:
     plain = json.loads(cli("report", run, "--json", "-")[1])
     assert "requests_explained" not in plain
     code, out, err = cli("report", run, "--json", "-", "--request", "r025", "--slowest", "2")
@@ -72,7 +73,7 @@ def test_the_document_has_only_requested_stories(run: Path, cli: Cli) -> None:
     assert ids[:3] == ["r021", "r020", "r022"] and len(ids) == N, "each once, and no more than there are"
 
 
-def test_hostile_ids_can_be_requested_and_are_shown_literally(run: Path, cli: Cli) -> None:
+def test_hostile_ids_can_be_requested_and_are_shown_literally(run: Path) -> None:
     code, out, err = cli("report", run, "--request", HOSTILE)
     assert code == 0, err
     assert "\x1b" not in out and "\u202e" not in out
@@ -82,17 +83,17 @@ def test_hostile_ids_can_be_requested_and_are_shown_literally(run: Path, cli: Cl
 
 
 @pytest.mark.parametrize("slowest", ["0", "-1", "1001", "x", "1.5", ""])
-def test_counts_that_are_refused(run: Path, cli: Cli, slowest: str) -> None:
+def test_counts_that_are_refused(run: Path, slowest: str) -> None:
     refused(cli("report", run, "--slowest", slowest), "--slowest")
 
 
-def test_an_unknown_id_is_refused_and_nothing_is_written(run: Path, cli: Cli) -> None:
+def test_an_unknown_id_is_refused_and_nothing_is_written(run: Path) -> None:
     before = {path.name for path in run.iterdir()}
     refused(cli("report", run, "--request", "r021", "--request", "r21"), "found 'r21'", "'r021'")
     assert {path.name for path in run.iterdir()} == before
 
 
-def test_a_killed_run_can_be_explained(tmp_path: Path, cli: Cli) -> None:
+def test_a_killed_run_can_be_explained(tmp_path: Path) -> None:
     run = _write(tmp_path / "killed", finished=False, lost=10)
     code, out, err = cli("report", run, "--request", "r025", "--request", "r055", "--slowest", "2")
     assert code == 0, err
@@ -105,9 +106,7 @@ def test_a_killed_run_can_be_explained(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("no_runner")
-def test_diagnose_refuses_unknown_ids_before_anything_runs(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diagnose_refuses_unknown_ids_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     traffic = [{"arrival_s": k * 0.01, "id": f"call-{k}"} for k in range(20)]
     workload = write_workload(tmp_path / "w", traffic=traffic)
@@ -123,7 +122,7 @@ def test_diagnose_refuses_unknown_ids_before_anything_runs(
 
 
 @pytest.mark.slow
-def test_diagnose_explains_what_it_replayed(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_diagnose_explains_what_it_replayed(tmp_path: Path) -> None:
     adapter = """
         import time
         import torch

@@ -20,7 +20,8 @@ from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.reports.exports.otlp_http import Collector
 from latfix.reports.exports.otlp_metrics import otlp_metrics
 from tests.cli.commands.reading.test_export import N, a_run
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 from tests.reports.conftest import Session
 from tests.reports.exports.test_exports import with_batches
 
@@ -70,7 +71,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_spans_and_metrics_arrive_in_bounded_batches(
-    cli: Cli, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("latfix.reports.exports.otlp_spans._PER_LINE", 100)
     run = a_run(tmp_path / "run")
@@ -155,7 +156,7 @@ def test_an_endpoint_is_an_address(text: str) -> None:
 
 
 @pytest.mark.parametrize("more", [("--to", "csv"), ("--to", "otlp", "--out", "x")])
-def test_an_endpoint_is_for_spans_alone(more: tuple[str, ...], cli: Cli, tmp_path: Path) -> None:
+def test_an_endpoint_is_for_spans_alone(more: tuple[str, ...], tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     refused(cli("export", run, *more, "--endpoint", "http://h:4318"), "expected --to otlp, without --out")
 

@@ -21,7 +21,7 @@ from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.runners.backends import padded_service
 from tests.runners.backends.padded_service import loaded, traffic, verified
 from tests.runners.engine.served import loaded_service
@@ -49,7 +49,7 @@ def own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def padded(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workload(tmp_path_factory.mktemp("converted") / "padded", adapter=PADDED)
 
 
@@ -85,9 +85,7 @@ def test_a_size_that_traffic_never_had_runs_as_the_original_and_is_not_counted(p
 
 
 @pytest.mark.parametrize("backend", EITHER)
-def test_inputs_in_another_order_run_on_the_original(
-    tmp_path: Path, write_workload: WriteWorkload, backend: str
-) -> None:
+def test_inputs_in_another_order_run_on_the_original(tmp_path: Path, backend: str) -> None:
     """Both inputs have the same size, so only their names distinguish them."""
     source = """
     import torch
@@ -116,7 +114,7 @@ def test_inputs_in_another_order_run_on_the_original(
 
 @pytest.mark.parametrize("backend", EITHER)
 def test_a_model_that_changes_its_inputs_in_place_is_compared_on_the_same_inputs(
-    tmp_path: Path, write_workload: WriteWorkload, backend: str
+    tmp_path: Path, backend: str
 ) -> None:
     """The original ran first and scaled them, so that the converted model answered something else."""
     twice = "scale = scale * 2.0 if torch.compiler.is_exporting() else scale.mul_(2.0)"
@@ -133,7 +131,7 @@ SWITCH = """
 COUNTING = "        self.calls = getattr(self, 'calls', 0) + 1\n        return {"
 
 
-def _answering(tmp_path: Path, write_workload: WriteWorkload, answer: str, switch: str = "True") -> Path:
+def _answering(tmp_path: Path, answer: str, switch: str = "True") -> Path:
     """The padded workload, with more fields in its answer."""
     adapter = PADDED.replace("tokens, scale)", "tokens, scale, double)").replace(
         '        return {"each', f'{COUNTING}"each'
@@ -143,13 +141,9 @@ def _answering(tmp_path: Path, write_workload: WriteWorkload, answer: str, switc
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_numbers_and_texts_are_constants_of_a_converted_model(
-    tmp_path: Path, write_workload: WriteWorkload, backend: str
-) -> None:
+def test_numbers_and_texts_are_constants_of_a_converted_model(tmp_path: Path, backend: str) -> None:
     constants = {"loss": 0, "rate": 0.5, "kind": "padded", "none": None, "more": ["tensor", True]}
-    folder = _answering(
-        tmp_path, write_workload, repr(constants)[1:-1].replace("['tensor', True]", "('tensor', True)")
-    )
+    folder = _answering(tmp_path, repr(constants)[1:-1].replace("['tensor', True]", "('tensor', True)"))
     plain, other = loaded(folder), loaded(folder, backend=backend)
     requests = [traffic().request(k) for k in (0, 11, 7)]
     for a, b in zip(plain.predict(requests), other.predict(requests), strict=True):
@@ -181,10 +175,10 @@ def test_numbers_and_texts_are_constants_of_a_converted_model(
     ids=["a length", "a number", "a list by request", "a state", "an input"],
 )
 def test_numbers_that_differ_between_batches_are_refused(
-    tmp_path: Path, write_workload: WriteWorkload, answer: str, switch: str, message: str
+    tmp_path: Path, answer: str, switch: str, message: str
 ) -> None:
     with pytest.raises(RunnerError, match=f"cannot be converted: {re.escape(message)}"):
-        loaded(_answering(tmp_path, write_workload, answer, switch), backend="onnxruntime")
+        loaded(_answering(tmp_path, answer, switch), backend="onnxruntime")
 
 
 @pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
@@ -197,9 +191,7 @@ def test_numbers_that_differ_between_batches_are_refused(
     ],
     ids=["a field", "alone", "nothing else"],
 )
-def test_numbers_are_compared_for_other_values_of_the_only_shape(
-    tmp_path: Path, write_workload: WriteWorkload, answer: str, message: str
-) -> None:
+def test_numbers_are_compared_for_other_values_of_the_only_shape(tmp_path: Path, answer: str, message: str) -> None:
     source = """
     import torch
     from latfix import Workload
@@ -297,9 +289,7 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
     ],
     ids=["a loop over a length", "a loop over data", "no tensor"],
 )
-def test_a_failed_export_is_explained_in_one_line(
-    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, message: str
-) -> None:
+def test_a_failed_export_is_explained_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     folder = write_workload(tmp_path / "w", adapter=PADDED.replace("scale)", "scale, **_)").replace(old, new))
     with pytest.raises(RunnerError, match=f"cannot be exported to ONNX: {message}") as raised:
         loaded(folder, backend="onnxruntime")
@@ -344,7 +334,7 @@ def test_bfloat16_is_used_only_if_requested(padded: Path) -> None:
 
 
 @pytest.mark.skipif(bool(backend_missing("openvino")), reason="needs OpenVINO")
-def test_a_model_in_bfloat16_answers_in_bfloat16(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_model_in_bfloat16_answers_in_bfloat16(tmp_path: Path) -> None:
     """NumPy has no bfloat16; and its rounding is no reason to refuse a conversion."""
     adapter = padded_service.PADDED.replace("EACH", "x").replace("return Net()", "return Net().bfloat16()")
     folder = write_workload(

@@ -13,7 +13,7 @@ from latfix.runners.fixes import FIXES
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.runners.engine.served import loaded_service
 from tests.runners.fixes.conftest import make_context, make_record, verified
 from tests.runners.model_files.conftest import written
@@ -141,9 +141,7 @@ def obstacles(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model", ["Held()", "Named()", "closed(session())"])
-def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(
-    tmp_path: Path, write_workload: WriteWorkload, model: str
-) -> None:
+def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(tmp_path: Path, model: str) -> None:
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package)
     facts = loaded(write_workload(tmp_path / "w", adapter=SESSION.replace("MODEL", model))).facts(traffic())
@@ -160,7 +158,7 @@ def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(
         assert found[fix] == "the model has no torch parameters: its operators run in ONNX Runtime"
 
 
-def test_no_fix_of_torch_applies_to_a_function_of_arrays(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_no_fix_of_torch_applies_to_a_function_of_arrays(tmp_path: Path) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=PLAIN.replace("MODEL", "lambda x: x @ np.ones(4)"))).facts(
         traffic()
     )
@@ -170,13 +168,13 @@ def test_no_fix_of_torch_applies_to_a_function_of_arrays(tmp_path: Path, write_w
         assert found[fix] == "the model is no torch module: no operator of torch ran in a forward pass"
 
 
-def test_a_function_of_tensors_runs_on_torch(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_function_of_tensors_runs_on_torch(tmp_path: Path) -> None:
     adapter = TORCH.replace("MODEL", "lambda x: torch.relu(x).mean((1, 2, 3))")
     facts = loaded(write_workload(tmp_path / "w", adapter=adapter)).facts(traffic())
     assert facts["made_of"]["parameters"] == 0 and not obstacles(facts)["fuse.compile"]
 
 
-def test_int8_of_layers_that_are_not_in_float32_is_not_begun(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_int8_of_layers_that_are_not_in_float32_is_not_begun(tmp_path: Path) -> None:
     """The kernel of the CPU takes float32 only, and failed in the trial."""
     adapter = TORCH.replace("return MODEL", "return Net().bfloat16()").replace(
         'request.features["value"]))', 'request.features["value"]), dtype=torch.bfloat16)'
@@ -186,9 +184,7 @@ def test_int8_of_layers_that_are_not_in_float32_is_not_begun(tmp_path: Path, wri
     assert found == "its kernel on the CPU takes float32, and the linear layers are in bfloat16"
 
 
-def test_layers_that_are_quantized_already_are_neither_cast_nor_exported_nor_compiled(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_layers_that_are_quantized_already_are_neither_cast_nor_exported_nor_compiled(tmp_path: Path) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "quantized()"))).facts(traffic())
     found = obstacles(facts)
     for fix in ("quantize.bf16", "quantize.int8_weight_only"):
@@ -213,7 +209,7 @@ def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path) -> None:
     assert found["fuse.onnxruntime"] == "ONNX Runtime runs the file already"
 
 
-def test_fixes_of_single_layers_do_not_apply_to_torchscript(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_fixes_of_single_layers_do_not_apply_to_torchscript(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(scripted())"))
     facts = loaded(folder).facts(traffic())
     assert facts["made_of"]["kind"] == "TorchScript" and facts["made_of"]["parameters"] == 4 * 9 + 4 + 8 + 2
@@ -226,7 +222,7 @@ def test_fixes_of_single_layers_do_not_apply_to_torchscript(tmp_path: Path, writ
     assert found["fuse.attention"] == "no scaled_dot_product_attention ran in a forward pass"
 
 
-def test_an_exported_program_can_be_compiled_and_converted(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_an_exported_program_can_be_compiled_and_converted(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(exported())"))
     facts = loaded(folder).facts(traffic())
     assert facts["made_of"]["kind"] == "torch.export"
@@ -237,9 +233,7 @@ def test_an_exported_program_can_be_compiled_and_converted(tmp_path: Path, write
 
 
 @pytest.mark.parametrize("model", ["Fixed(scripted())", "Fixed(exported())"])
-def test_bfloat16_of_a_graph_is_verified_by_its_answers(
-    tmp_path: Path, write_workload: WriteWorkload, model: str
-) -> None:
+def test_bfloat16_of_a_graph_is_verified_by_its_answers(tmp_path: Path, model: str) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", model))
     for precision, effective in (("bf16", True), ("default", False)):
         evidence = loaded(folder, precision=precision).evidence(traffic())
@@ -248,7 +242,7 @@ def test_bfloat16_of_a_graph_is_verified_by_its_answers(
         assert found.evidence.startswith(f"{int(effective)} of 1 outputs of the model")
 
 
-def test_modules_can_be_changed_in_every_way(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_modules_can_be_changed_in_every_way(tmp_path: Path) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Net()"))).facts(traffic())
     assert facts["made_of"] == {
         "kind": "modules",

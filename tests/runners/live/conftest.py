@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from latfix import Runner, load_runner
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 MakeRunner = Callable[..., Runner]
 
@@ -46,7 +46,7 @@ class Hooked(Workload):
 
 
 @pytest.fixture
-def write_hooked(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Path]:
+def write_hooked(tmp_path: Path) -> Callable[..., Path]:
     """Writes the workload; keyword arguments are keys of ``[runner]``."""
     numbers = itertools.count()
 

@@ -27,7 +27,7 @@ from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.runners.engine.served import loaded_service
 
 #: The class is that of the largest of three products; evaluate knows the right one of each request.
@@ -60,7 +60,7 @@ def traffic(n: int) -> Traffic:
 
 
 @pytest.fixture
-def labelled(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Service]:
+def labelled(tmp_path: Path) -> Callable[..., Service]:
     def make(noise: float = 0.0, cases: int = 120, *, scored: bool = True) -> Service:
         source = LABELLED.replace("NOISE", repr(noise)).replace("CASES", repr(cases))
         if not scored:
@@ -107,7 +107,7 @@ def test_a_file_that_holds_no_answers_is_one_line(tmp_path: Path, held: object) 
 
 
 @pytest.mark.parametrize("score", ["None", "'0.9 of 1'", "float('nan')"])
-def test_a_score_that_is_no_number_is_refused(score: str, tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_score_that_is_no_number_is_refused(score: str, tmp_path: Path) -> None:
     source = LABELLED.replace("NOISE", "0.0").replace("CASES", "3").rpartition("        return sum(")[0]
     write_workload(tmp_path / "w", adapter=f"{source}        return {score}\n")
     with pytest.raises(RunnerError, match=r"Labelled.evaluate returned .*; expected a finite number"):
@@ -197,9 +197,7 @@ def padded(folder: Path, size: int) -> Service:
     return loaded_service(folder, "adapter:Padded", max_batch_size=size)
 
 
-def test_a_model_that_reads_its_padding_answers_differently_in_larger_batches(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_a_model_that_reads_its_padding_answers_differently_in_larger_batches(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
     evaluate(padded(folder, 1), traffic(120), None, save=tmp_path / "r.npz")
     alone = evaluate(padded(folder, 1), traffic(120), tmp_path / "r.npz", max_drop=0.01)
@@ -211,7 +209,7 @@ def test_a_model_that_reads_its_padding_answers_differently_in_larger_batches(
 
 
 def test_a_service_whose_padding_leaks_is_reported_and_fixes_are_not_blamed(
-    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
     trained_otherwise = write_workload(tmp_path / "v", adapter=READS_PADDING.replace("seed(0)", "seed(1)"))
@@ -258,7 +256,7 @@ class Samples(Workload):
 """
 
 
-def test_a_service_that_samples_its_answers_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_service_that_samples_its_answers_is_reported(tmp_path: Path) -> None:
     service = loaded_service(write_workload(tmp_path / "w", adapter=SAMPLES), "adapter:Samples", max_batch_size=4)
     original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
     check = AnswerCheck.from_json(original.answers)
@@ -292,9 +290,7 @@ class Remembers(Workload):
 
 
 @pytest.mark.parametrize("keep", [1, 0], ids=["all requests", "the last request"])
-def test_a_service_that_keeps_state_between_requests_is_told_from_one_that_samples(
-    tmp_path: Path, write_workload: WriteWorkload, keep: int
-) -> None:
+def test_a_service_that_keeps_state_between_requests_is_told_from_one_that_samples(tmp_path: Path, keep: int) -> None:
     """State of the last request only is the same again when the same requests are repeated."""
     folder = write_workload(tmp_path / "w", adapter=REMEMBERS.replace("KEEP", str(keep)))
     service = Service(folder, "adapter:Remembers", RunnerSettings(device="cpu"))
@@ -304,7 +300,7 @@ def test_a_service_that_keeps_state_between_requests_is_told_from_one_that_sampl
     assert "The random seed is not why: it keeps state between requests. " in check.faults()[0]
 
 
-def test_a_service_that_answers_none_has_no_accuracy(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_service_that_answers_none_has_no_accuracy(tmp_path: Path) -> None:
     adapter = SAMPLES.replace("torch.multinomial(torch.softmax(x, -1), 8, replacement=True)", "None")
     service = loaded_service(write_workload(tmp_path / "w", adapter=adapter), "adapter:Samples")
     original = evaluate(service, traffic(40), None, save=tmp_path / "r.npz")
@@ -341,9 +337,7 @@ class Embeds(Workload):
         ("x", 'x = { kind = "numbers" }', "numbers"),
     ],
 )
-def test_embeddings_that_are_30_percent_off_are_rejected(
-    tmp_path: Path, write_workload: WriteWorkload, name: str, declared: str, kind: str
-) -> None:
+def test_embeddings_that_are_30_percent_off_are_rejected(tmp_path: Path, name: str, declared: str, kind: str) -> None:
     def service(folder: str, factor: float) -> Service:
         source = EMBEDS.replace("FACTOR", str(factor)).replace("NAME", name)
         spec = write_workload(tmp_path / folder, adapter=source) / "workload.toml"
@@ -400,7 +394,7 @@ class Numbers(Workload):
 @pytest.mark.parametrize("scored", [True, False], ids=["evaluate", "agreement"])
 @pytest.mark.parametrize(("with_class", "allowed"), [(False, True), (True, None)], ids=["numbers", "class"])
 def test_numbers_that_hardly_deviate_need_no_large_sample(
-    tmp_path: Path, write_workload: WriteWorkload, with_class: bool, allowed: bool | None, scored: bool
+    tmp_path: Path, with_class: bool, allowed: bool | None, scored: bool
 ) -> None:
     """100 answers cannot exclude a loss of 0.02; exaggerated deviations of numbers can, those of classes cannot."""
 

@@ -29,7 +29,7 @@ from latfix.runners.model_transforms.layer_times import layer_times
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 #: Layer 1 has one weight a thousand times as large as the others of its row, which int8 rounds away; the answer
 #: depends on the small ones.
@@ -69,7 +69,7 @@ def traffic(n: int = 40) -> Traffic:
 
 
 @pytest.fixture(scope="module")
-def fragile(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workload(tmp_path_factory.mktemp("sensitivity") / "fragile", adapter=FRAGILE)
 
 
@@ -133,7 +133,7 @@ STRICT = """
 """
 
 
-def test_if_accuracy_depends_on_every_layer_there_is_no_choice(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_if_accuracy_depends_on_every_layer_there_is_no_choice(tmp_path: Path) -> None:
     source = FRAGILE.replace("int(output.sum(0).argmax())", "output.sum(0)") + STRICT
     folder = write_workload(tmp_path / "strict", adapter=source)
     settings = RunnerSettings(device="cpu", intra_op_threads=1)
@@ -148,7 +148,7 @@ def test_if_accuracy_depends_on_every_layer_there_is_no_choice(tmp_path: Path, w
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
-def test_layers_of_the_frameworks_own_encoder_are_measured(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_layers_of_the_frameworks_own_encoder_are_measured(tmp_path: Path) -> None:
     """In inference one fused kernel replaces them, and would ignore a changed layer."""
     encoder = "torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), 1)"
     source = FRAGILE.replace("return Net()", f"return {encoder}")

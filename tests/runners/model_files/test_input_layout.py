@@ -51,7 +51,7 @@ def test_a_fixed_batch_limits_batches() -> None:
 
 def test_limits_of_a_batch_that_varies() -> None:
     """From the profiles of an engine or the bounds of an exported program: the tightest of all inputs."""
-    inputs = {
+    inputs: dict[str, Any] = {
         "x": (Axis(symbol="s0", least=2, most=8), 4),
         "y": (Axis(symbol="s0", least=3, most=6), Axis(symbol="length", least=5, most=9)),
     }

@@ -16,7 +16,7 @@ from latfix.runners.replay.runner_main import Child
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 SMALL = """
 import torch
@@ -45,7 +45,7 @@ def loaded(folder: Path, **values: Any) -> Child:
     return child
 
 
-def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_facts_accuracy_and_layers(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     n = 40
     traffic = Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
@@ -66,7 +66,7 @@ def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload
 
 
 def test_layers_are_measured_without_the_service_of_the_process(
-    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     save_schedule(Traffic.plain(np.arange(4) * 1_000_000, features={"value": np.arange(4)}), tmp_path / SCHEDULE)

@@ -22,6 +22,7 @@ from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.conftest import write_workload
 from tests.runners.engine.served import loaded_service
 from tests.runners.model_files.conftest import traced
 
@@ -162,7 +163,7 @@ def test_a_shape_must_have_the_batch_and_read_what_there_is(write: Write) -> Non
         adapter.check_traffic(_traffic())
 
 
-def test_an_adapter_cuts_its_own_outputs(tmp_path: Path, write_workload: Write) -> None:
+def test_an_adapter_cuts_its_own_outputs(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w")
     spec = folder / "workload.toml"
     spec.write_text(f"{spec.read_text()}{_SHAPE}")

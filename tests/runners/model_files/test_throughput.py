@@ -20,7 +20,7 @@ from latfix.runners.backend_comparison.throughput import Work, one_pass_s, rate,
 from latfix.runners.backends.onnx_export import example_of
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.traffic.io.reader import read_traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 MS = 1_000_000
 
@@ -136,7 +136,7 @@ def test_an_example_has_no_one_where_sizes_vary() -> None:
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workload(tmp_path_factory.mktemp("w") / "linear", adapter=LINEAR)
 
 
@@ -203,7 +203,7 @@ def test_the_table_of_a_workload(linear: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_process_that_dies_is_reported(tmp_path: Path) -> None:
     dying = LINEAR.replace("torch.manual_seed(1)", "import os; print('out of luck', flush=True); os._exit(3)")
     spec = load_spec(str(write_workload(tmp_path / "w", adapter=dying)))
     with pytest.raises(RunnerError, match=r"exit code 3, with no result; its last output: out of luck"):

@@ -20,7 +20,7 @@ from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.service.loaded_service import Service
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.records import build_record
 from tests.runners.engine.served import loaded_service
 
@@ -81,7 +81,7 @@ def verified(service: Service, evidence: dict[str, Any], in_run: int = 0, fix: A
 
 
 @pytest.fixture
-def small(tmp_path: Path, write_workload: WriteWorkload) -> Path:
+def small(tmp_path: Path) -> Path:
     return write_workload(tmp_path / "small", adapter=SMALL)
 
 
@@ -176,7 +176,7 @@ def test_a_disabled_compiler_is_reported(small: Path) -> None:
     assert "0 of 3 batches" in found.evidence
 
 
-def test_a_model_without_compiled_operators_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_model_without_compiled_operators_is_reported(tmp_path: Path) -> None:
     """Every part is behind a graph break, so all graphs are empty."""
     forward = """
         return torch.compiler.disable(self.whole)(x)
@@ -188,7 +188,7 @@ def test_a_model_without_compiled_operators_is_reported(tmp_path: Path, write_wo
     assert not found.effective and "0 of 3 batches" in found.evidence, found.evidence
 
 
-def test_a_graph_with_hardly_any_of_the_time_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_graph_with_hardly_any_of_the_time_is_reported(tmp_path: Path) -> None:
     """One addition is compiled; the time is in a call that cannot be."""
     forward = """
         return torch.compiler.disable(self.whole)(x + 1)

@@ -17,7 +17,7 @@ from latfix.runners.model_transforms.precision import (
     quantizable,
 )
 from latfix.runners.service.forward_census import census, weight_kinds
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'latfix[quantization]'")
 
@@ -221,9 +221,7 @@ def test_a_forward_pass_shows_layers_and_their_products(precision: Any, operator
     assert sum(number for name, number in seen["kernels"].items() if operator in name) == layers
 
 
-def test_settings_reach_torchao(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_settings_reach_torchao(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From settings to loaded service, with the CPU as the GPU; compiled without constant weights."""
     from latfix.runners.service import load as loading
     from latfix.settings import RunnerSettings
@@ -257,9 +255,7 @@ def test_settings_reach_torchao(
     assert loaded.set_up is not None
 
 
-def test_an_assertion_of_torchao_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_an_assertion_of_torchao_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from latfix.errors import RunnerError
     from latfix.runners.service import load as loading
     from latfix.settings import RunnerSettings

@@ -26,7 +26,7 @@ from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from latfix.runners.replay.recorded_replay import ThreadDeaths
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 
 @pytest.mark.parametrize(("name", "ends"), [("latfix-worker-0", True), ("refresher", False)])
@@ -84,9 +84,7 @@ def test_a_replay_in_which_nothing_ends_is_given_up_by_the_limit_of_a_batch(
 
 @pytest.mark.parametrize("begins_s", [0, 300])
 @pytest.mark.slow
-def test_a_service_that_falls_behind_is_ended_and_serves_again(
-    begins_s: int, tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_a_service_that_falls_behind_is_ended_and_serves_again(begins_s: int, tmp_path: Path) -> None:
     # GIVEN 200 requests within 0.4 s, each of which takes 20 ms alone, and less time than a few of them take
     adapter = """
         import time, torch

@@ -27,7 +27,7 @@ from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.runners.service.loaded_service import Service
 from latfix.runners.service.numa_weights import bring_home, copy_weights
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.runners.engine.served import loaded_service
 
 Serve = Callable[..., tuple[Service, dict[str, Any]]]
@@ -59,7 +59,7 @@ class Lookups(Workload):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workload(tmp_path_factory.mktemp("facts") / "w", adapter=LOOKUPS)
 
 

@@ -31,6 +31,7 @@ from latfix.runners.replay.run_session import (
 )
 from latfix.traffic.io import stored_schedule
 from latfix.traffic.schedule import Traffic
+from tests.conftest import write_workload
 
 AT_ONCE = 8
 
@@ -113,8 +114,8 @@ def test_a_default_folder_that_cannot_be_made_is_one_line(
         default_folder("w", "diagnose")
 
 
-def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: object) -> None:
-    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+def test_no_run_joins_the_segments_of_another(tmp_path: Path) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=Traffic.plain(np.arange(3, dtype=np.int64)), settings=spec.settings)
     folder = tmp_path / "run"
     prepare_folder(folder, replay)
@@ -126,10 +127,8 @@ def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: ob
     assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
 
 
-def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(
-    tmp_path: Path, write_workload: object
-) -> None:
-    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(tmp_path: Path) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))
     traffic = Traffic.plain(np.arange(3, dtype=np.int64), metadata={"transforms": [{"speed": 1e300}]})
     with pytest.raises(InputError, match=r"traffic\.transforms\.speed = 1e\+300; expected a number of at most 2\^63"):
         prepare_folder(tmp_path / "run", Replay(spec=spec, traffic=traffic, settings=spec.settings))
@@ -137,9 +136,9 @@ def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(
 
 
 def test_a_disk_that_is_full_before_a_replay_is_no_wrong_input(
-    tmp_path: Path, write_workload: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+    spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=Traffic.plain(np.arange(3, dtype=np.int64)), settings=spec.settings)
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(stored_schedule, "write_bytes", mock.Mock(side_effect=full))
@@ -148,8 +147,8 @@ def test_a_disk_that_is_full_before_a_replay_is_no_wrong_input(
     assert raised.value.exit_code == EXIT_RUNNER
 
 
-def test_a_disk_that_is_full_after_the_replay_is_one_line(tmp_path: Path, write_workload: object) -> None:
-    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+def test_a_disk_that_is_full_after_the_replay_is_one_line(tmp_path: Path) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=Traffic.plain(np.arange(3, dtype=np.int64)), settings=spec.settings)
     folder = prepare_folder(tmp_path / "run", replay)
     (folder.path / "segments" / "samples.jsonl").symlink_to("/dev/full")

@@ -25,7 +25,7 @@ from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
 from latfix.runners.replay.run_session import Replay, prepare_folder, run
 from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.settings import RunnerSettings
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
@@ -90,9 +90,7 @@ class Plain(Workload):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["", "os.setsid(); "])
-def test_it_starts_reports_itself_and_ends_with_its_children(
-    leaves: str, tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_it_starts_reports_itself_and_ends_with_its_children(leaves: str, tmp_path: Path) -> None:
     workload = write_workload(tmp_path / "w", adapter=FORKING.replace("time.sleep", f"{leaves}time.sleep"))
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
@@ -125,7 +123,7 @@ def test_it_starts_reports_itself_and_ends_with_its_children(
 
 
 @pytest.mark.slow
-def test_a_service_that_replaces_the_clock_is_refused(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_service_that_replaces_the_clock_is_refused(tmp_path: Path) -> None:
     workload = write_workload(tmp_path / "w", adapter=FORKING + "\ntime.perf_counter_ns = lambda: 5\n")
     with (
         _process(workload, tmp_path / "log") as process,
@@ -135,7 +133,7 @@ def test_a_service_that_replaces_the_clock_is_refused(tmp_path: Path, write_work
 
 
 @pytest.mark.slow
-def test_a_run_records_unit_costs_and_the_cost_of_probes(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_a_run_records_unit_costs_and_the_cost_of_probes(tmp_path: Path) -> None:
     spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
     record = run(tmp_path / "run", replay)
@@ -211,7 +209,7 @@ def test_a_service_that_compiles_before_its_replay_has_the_time_of_its_start(
 
 
 @pytest.mark.slow
-def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path) -> None:
     # GIVEN a replay of a quarter of an hour
     rows = [{"arrival_s": k * 90.0} for k in range(10)]
     workload = write_workload(tmp_path / "w", traffic=rows)
@@ -235,7 +233,6 @@ def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, wri
 )
 def test_a_process_that_cannot_be_started(
     tmp_path: Path,
-    write_workload: WriteWorkload,
     monkeypatch: pytest.MonkeyPatch,
     python: str,
     log: str,

@@ -11,7 +11,7 @@ import pytest
 from latfix.runners.selftest.faults.fault_log import Fault
 from latfix.runners.selftest.fixed_queue import fixed_queue
 from latfix.runners.selftest.ground_truth import STEPS, Truth, find_truth
-from tests.runners.selftest.conftest import simulate
+from tests.runners.selftest.conftest import T0, simulate
 
 MS = 1_000_000
 
@@ -104,7 +104,7 @@ def test_a_collection_holds_up_other_threads() -> None:
     """It overlaps 3 of the 4 ms of request 1's model, and request 2 arrives 1.5 ms before its end."""
     run = simulate([0, 20, 23.5])
     rows = run.record.requests
-    start = run.record.meta.t0_ns + 22 * MS
+    start = T0 + 22 * MS
     rows["dispatch_ns"][2] += MS
     fault = Fault(
         cause="python.gc", kind="gc", where="prepare", request="", start_ns=start, end_ns=start + 3 * MS, ns=3 * MS

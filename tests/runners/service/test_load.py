@@ -29,7 +29,7 @@ from latfix.runners.service.load import load_models, pool_applies
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.records import build_record
 from tests.runners.engine.served import loaded_service
 
@@ -113,12 +113,12 @@ BY_ID: dict[str, Fix] = {module.FIX.id: module.FIX for module in (*FIXES, *INT8_
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workload(tmp_path_factory.mktemp("model") / "linear", adapter=LINEAR)
 
 
 @pytest.fixture(scope="module")
-def no_linear(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+def no_linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_workload(tmp_path_factory.mktemp("model") / "plain", adapter=NO_LINEAR)
 
 
@@ -233,9 +233,7 @@ def test_each_worker_has_a_model_of_its_own_unless_it_is_shared(linear: Path) ->
         assert torch.equal(own[0].model(values), own[1].model(values)), "the same seed"
 
 
-def test_pools_are_one_a_worker_and_only_for_the_default_collate(
-    linear: Path, tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_pools_are_one_a_worker_and_only_for_the_default_collate(linear: Path, tmp_path: Path) -> None:
     models = load_models(linear, "adapter:Small", settings(workers=2, shared_model=True, buffer_pool=True))
     assert len(models.pools) == 2 and models.pools[0] is not models.pools[1]
     own = "\n    def collate(self, inputs):\n        return torch.stack(inputs)\n"
@@ -266,7 +264,7 @@ REFUSING = "    def to(self, *a):\n        raise RuntimeError('fixed\\nweights')
     ids=["a change that it cannot take", "no module"],
 )
 def test_a_model_that_cannot_be_used_is_an_error(
-    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, precision: str, expected: str
+    tmp_path: Path, old: str, new: str, precision: str, expected: str
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=NO_LINEAR.replace(old, new))
     with pytest.raises(RunnerError, match=expected):
@@ -289,7 +287,7 @@ class Plain(Workload):
 """
 
 
-def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "w", adapter=CALLED)
     service = loaded_service(folder, "adapter:Plain", max_batch_size=2)
     outcomes = service.predict([Request(id=str(n), arrival_s=0.0, features={"n": n}) for n in (2, 4)])
@@ -310,9 +308,7 @@ class Plain(Workload):
 
 
 @pytest.mark.parametrize("model", ["overrides train", "exported"])
-def test_a_model_whose_mode_cannot_be_set_in_the_usual_way(
-    tmp_path: Path, write_workload: WriteWorkload, model: str
-) -> None:
+def test_a_model_whose_mode_cannot_be_set_in_the_usual_way(tmp_path: Path, model: str) -> None:
     source = NO_LINEAR.replace(
         "class Plain(Workload):\n    def load(self, device):\n        return Matrix()\n", EXPORTED
     )
@@ -320,7 +316,7 @@ def test_a_model_whose_mode_cannot_be_set_in_the_usual_way(
     assert [outcome.error for outcome in service.predict([traffic().request(k) for k in range(3)])] == [""] * 3
 
 
-def test_an_import_that_fails_says_what_to_do(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_an_import_that_fails_says_what_to_do(tmp_path: Path) -> None:
     for k, (line, advice) in enumerate(
         (
             ("import no_such_package", "No module named 'no_such_package'; install it, or put it next to adapter.py"),
@@ -340,9 +336,7 @@ def test_an_import_that_fails_says_what_to_do(tmp_path: Path, write_workload: Wr
 
 
 @pytest.mark.parametrize("place", ["        return Matrix()", "class Plain"], ids=["load", "import"])
-def test_a_program_that_loads_a_model_can_be_interrupted(
-    tmp_path: Path, write_workload: WriteWorkload, place: str
-) -> None:
+def test_a_program_that_loads_a_model_can_be_interrupted(tmp_path: Path, place: str) -> None:
     indent = place[: -len(place.lstrip())]
     source = NO_LINEAR.replace(place, f"{indent}raise KeyboardInterrupt\n{place}")
     with pytest.raises(KeyboardInterrupt):
@@ -372,7 +366,7 @@ def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiling_wraps_the_model_or_the_parts_that_it_names(
-    linear: Path, tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+    linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiling takes many seconds, so only the calls of the compiler are checked."""
     given: list[tuple[Any, dict[str, Any]]] = []
@@ -427,7 +421,7 @@ def test_layers_that_are_kept_stay_as_they_are(linear: Path) -> None:
         loaded(linear, precision="int8_dynamic", keep_precision=["02"])
 
 
-def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_weights_alone_are_int8(tmp_path: Path) -> None:
     wide = LINEAR.replace("Linear(8, 16)", "Linear(16, 16)").replace("randn(8,", "randn(16,")
     folder = write_workload(tmp_path / "linear", adapter=wide)
     service = loaded(folder, precision="int8_weight_only")
@@ -466,7 +460,7 @@ def test_batches_run_in_inference_mode_from_warm_up_on(linear: Path) -> None:
     assert effective("dispatch.inference_mode", without) == (False, "0 of 1 batches ran in inference mode")
 
 
-def test_images_lie_with_channels_last(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_images_lie_with_channels_last(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "images", adapter=IMAGES)
     before, after = loaded(folder), loaded(folder, memory_format="channels_last")
     assert before.evidence(traffic())["layouts"] == {"contiguous": 3}
@@ -485,7 +479,7 @@ def test_images_lie_with_channels_last(tmp_path: Path, write_workload: WriteWork
 
 
 @pytest.mark.usefixtures("restored_attention")
-def test_the_kernel_of_attention_is_chosen_and_seen(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_the_kernel_of_attention_is_chosen_and_seen(tmp_path: Path) -> None:
     folder = write_workload(tmp_path / "attention", adapter=ATTENTION)
     before = loaded(folder)
     assert before.evidence(traffic())["kernels"]["aten::_scaled_dot_product_flash_attention_for_cpu"] == 1
@@ -560,9 +554,7 @@ def test_facts_hold_what_layers_take_in_each_precision(linear: Path, no_linear: 
         ("Dropout(0.1).eval()", ""),
     ],
 )
-def test_a_model_in_training_mode_is_noted(
-    tmp_path: Path, write_workload: WriteWorkload, layer: str, noted: str
-) -> None:
+def test_a_model_in_training_mode_is_noted(tmp_path: Path, layer: str, noted: str) -> None:
     source = LINEAR.replace("torch.nn.Linear(16, 4))", f"torch.nn.Linear(16, 4), torch.nn.{layer})")
     models = load_models(write_workload(tmp_path / "trained", adapter=source), "adapter:Small", settings(workers=2))
     assert not any(module.training for module in models.instances[0].model.modules())

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 
 Serve = Callable[[float], str]
 
@@ -57,7 +58,7 @@ def traffic(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_two_addresses_are_replayed_in_turns(cli: Cli, serve: Serve, traffic: str, tmp_path: Path) -> None:
+def test_two_addresses_are_replayed_in_turns(serve: Serve, traffic: str, tmp_path: Path) -> None:
     fast, slow = serve(0.01), serve(0.2)
     out, file = tmp_path / "out", tmp_path / "c.json"
     code, _, error = cli(
@@ -72,7 +73,7 @@ def test_two_addresses_are_replayed_in_turns(cli: Cli, serve: Serve, traffic: st
 
 @pytest.mark.parametrize("option", [("--json", "/proc/x/y"), ("--gate", "accuracy>=0.9")])
 def test_outputs_and_gates_are_checked_before_a_replay(
-    option: tuple[str, str], cli: Cli, serve: Serve, traffic: str, tmp_path: Path
+    option: tuple[str, str], serve: Serve, traffic: str, tmp_path: Path
 ) -> None:
     address = serve(0.0)
     refused(cli("compare", address, address, "--traffic", traffic, "--out", tmp_path / "out", *option), option[0])
@@ -80,7 +81,7 @@ def test_outputs_and_gates_are_checked_before_a_replay(
 
 
 def test_a_service_that_is_away_leaves_its_reports(
-    cli: Cli, traffic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    traffic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     away, gate = ("http://127.0.0.1:9/x", "http://127.0.0.1:9/y"), "p99<=baseline*1.1"
@@ -99,7 +100,7 @@ def test_a_service_that_is_away_leaves_its_reports(
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    cli: Cli, arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, error = cli("compare", *arguments)

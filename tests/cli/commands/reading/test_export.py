@@ -16,7 +16,8 @@ from latfix.cli.commands.reading.export import NAMES
 from latfix.files.atomic_write import write_json
 from latfix.reports.exports.formats import ALIASES, FORMATS
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli, refused, serve_one_by_one, write_run
+from tests.cli.conftest import refused, serve_one_by_one, write_run
+from tests.conftest import cli
 from tests.reports.conftest import make_document
 
 N, MS = 300, 1_000_000
@@ -50,7 +51,7 @@ def test_every_format_is_named_in_the_help() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_format_is_written_into_a_folder(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
+def test_every_format_is_written_into_a_folder(run: Path, tmp_path: Path, name: str) -> None:
     assert cli("report", str(run), "--gate", "p99<1ms")[0] == 1
     (tmp_path / "out").mkdir()
     code, out, err = cli("export", str(run), "--to", name, "--out", str(tmp_path / "out"))
@@ -62,7 +63,7 @@ def test_every_format_is_written_into_a_folder(cli: Cli, run: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", OF_REQUESTS)
 def test_a_large_run_and_a_killed_one_are_written_alike(
-    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     texts = [cli("export", str(run), "--to", name)[1]]
     killed = a_run(tmp_path / "killed" / "run", finished=False)  # spans are told apart by the folder's name
@@ -74,7 +75,7 @@ def test_a_large_run_and_a_killed_one_are_written_alike(
     assert texts[0] == texts[1] == texts[2] != ""
 
 
-def test_rows_are_those_of_the_run(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_run(run: Path, tmp_path: Path) -> None:
     assert cli("export", str(run), "--to", "parquet", "--out", str(tmp_path / "copy.parquet"))[0] == 0
     assert pq.read_table(tmp_path / "copy.parquet").equals(pq.read_table(run / "requests.parquet"))
     rows = list(csv.DictReader(cli("export", str(run), "--to", "csv")[1].splitlines()))
@@ -84,7 +85,7 @@ def test_rows_are_those_of_the_run(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert [row["id"] for row in rows[6:9]] == ["r006", "'=1+1", "\\x1b[31m<b>"]
 
 
-def test_spans_can_be_diagnosed(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_spans_can_be_diagnosed(run: Path, tmp_path: Path) -> None:
     spans = tmp_path / "spans.jsonl"
     assert cli("export", str(run), "--to", "opentelemetry", "--out", str(spans))[0] == 0
     code, out, err = cli("diagnose", str(spans), "--json", "-", "--out", str(tmp_path / "again"))
@@ -92,14 +93,14 @@ def test_spans_can_be_diagnosed(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert json.loads(out)["requests"]["ok"] == N
 
 
-def test_compressed_and_the_same_every_time(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_compressed_and_the_same_every_time(run: Path, tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz"):
         assert cli("export", str(run), "--to", "perfetto", "--out", str(tmp_path / name))[0] == 0
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     assert len(json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes()))["traceEvents"]) > N
 
 
-def test_a_diagnosed_recording_has_figures_but_no_requests(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_a_diagnosed_recording_has_figures_but_no_requests(run: Path, tmp_path: Path) -> None:
     spans, out = tmp_path / "spans.jsonl", tmp_path / "recording"
     cli("export", str(run), "--to", "otlp", "--out", str(spans))
     assert cli("diagnose", str(spans), "--out", str(out))[0] == 0
@@ -108,7 +109,7 @@ def test_a_diagnosed_recording_has_figures_but_no_requests(cli: Cli, run: Path, 
     refused(cli("export", str(out), "--to", "perfetto"), "found no run.json", "the folder of a run")
 
 
-def test_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_refused(run: Path, tmp_path: Path) -> None:
     refused(cli("export", str(run), "--to", "perfeto"), "found 'perfeto'", "did you mean 'perfetto'?")
     refused(cli("export", str(tmp_path / "none"), "--to", "csv"), "none: found no such folder; expected")
     refused(cli("export", str(tmp_path / "none"), "--to", "markdown"), "found no result")
@@ -119,7 +120,7 @@ def test_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
     refused(cli("export", str(run), "--to", "hdr"), "run.json", "found started")
 
 
-def test_a_result_of_another_kind_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_a_result_of_another_kind_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / "optimization.json", make_document())
     refused(
         cli("export", tmp_path, "--to", "openmetrics"), "found an optimization; --to openmetrics expects a diagnosis"

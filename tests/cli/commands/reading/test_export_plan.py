@@ -9,7 +9,7 @@ import pytest
 from latfix.cli.commands.reading.export_plan import _NAMES
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.reports.server_configs.export import TARGETS
-from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def test_every_server_can_be_named() -> None:
     assert tuple(TARGETS) == _NAMES
 
 
-def test_without_out_the_text_alone_is_on_standard_output(cli: Cli, plan: Path) -> None:
+def test_without_out_the_text_alone_is_on_standard_output(plan: Path) -> None:
     code, out, err = cli("export-plan", str(plan), "--for", "triton")
     assert code == 0 and "max_batch_size: 8\n" in out
     assert "\ngc = freeze has no counterpart in Triton" in err and "for a batch to fill" in err
 
 
-def test_out_is_a_file_or_a_folder(cli: Cli, plan: Path, tmp_path: Path) -> None:
+def test_out_is_a_file_or_a_folder(plan: Path, tmp_path: Path) -> None:
     code, out, _ = cli("export-plan", str(plan), "--for", "env", "--out", str(tmp_path / "new" / "x.env"))
     assert code == 0 and (tmp_path / "new" / "x.env").is_file() and "no counterpart" in out
     for _ in range(2):  # its own files are replaced
@@ -38,7 +38,7 @@ def test_out_is_a_file_or_a_folder(cli: Cli, plan: Path, tmp_path: Path) -> None
     assert sorted(file.name for file in (tmp_path / "server").iterdir()) == ["config.properties", "model-config.yaml"]
 
 
-def test_refused(cli: Cli, plan: Path, tmp_path: Path) -> None:
+def test_refused(plan: Path, tmp_path: Path) -> None:
     out = cli("export-plan", str(plan), "--for", "torchserve")[1]
     names = [line for line in out.splitlines() if line.startswith("# ---- ")]
     assert names == ["# ---- config.properties ----", "# ---- model-config.yaml ----"]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 
 
-def test_made_up_traffic(cli: Cli, tmp_path: Path) -> None:
+def test_made_up_traffic(tmp_path: Path) -> None:
     code, out, _ = cli("fragmentation", "--turns", "300", "--seed", "1", "--out", str(tmp_path / "run"))
     message = " ".join(out.split())
     assert code == 0 and "torch's defaults" in message and "buddy" in message
@@ -23,7 +24,7 @@ def test_made_up_traffic(cli: Cli, tmp_path: Path) -> None:
     assert again == 0 and json.loads(json_out)["policies"] == stored["policies"]
 
 
-def test_policies_of_ones_own(cli: Cli) -> None:
+def test_policies_of_ones_own() -> None:
     code, out, _ = cli(
         "fragmentation", "--turns", "50", "--policy", "max_split_size_mb:64", "--policy", "buddy", "--json", "-"
     )
@@ -48,11 +49,11 @@ def test_policies_of_ones_own(cli: Cli) -> None:
         (("absent.jsonl",), "absent.jsonl: cannot read it"),
     ],
 )
-def test_bad_input(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_input(arguments: tuple[str, ...], message: str) -> None:
     refused(cli("fragmentation", *arguments), message)
 
 
-def test_a_trace_without_the_available_memory(cli: Cli, tmp_path: Path) -> None:
+def test_a_trace_without_the_available_memory(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text('{"alloc": 0, "bytes": 512}\n')
     refused(cli("fragmentation", tmp_path / "trace.jsonl"), "--capacity: found none")
 
@@ -79,20 +80,20 @@ SEGMENT = {"device": 0, "address": 0, "blocks": [{"size": 512, "state": "active_
     ],
     ids=range(12),
 )
-def test_a_damaged_trace_is_one_line(cli: Cli, tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_damaged_trace_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     """Each of these raises another of Python's errors where it is read."""
     (tmp_path / "trace").write_bytes(content)
     err = refused(cli("fragmentation", tmp_path / "trace", "--capacity", "1GiB"), message)
     assert len(err) < len(str(tmp_path)) + 400
 
 
-def test_a_device_is_not_read(cli: Cli, tmp_path: Path) -> None:
+def test_a_device_is_not_read(tmp_path: Path) -> None:
     """/dev/null would end at once, and be called empty; others never do."""
     (tmp_path / "trace").symlink_to("/dev/null")
     refused(cli("fragmentation", tmp_path / "trace"), "found no regular file")
 
 
-def test_a_recorded_stall_is_answered_without_further_questions(cli: Cli, tmp_path: Path) -> None:
+def test_a_recorded_stall_is_answered_without_further_questions(tmp_path: Path) -> None:
     """A segment that stays split: what is free in it is enough, and not in one piece."""
     mib = 1 << 20
 

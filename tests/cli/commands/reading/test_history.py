@@ -14,6 +14,7 @@ import pytest
 from latfix.history.store import History
 from latfix.reports.terminal.widgets import Portable, Sparkline, bars
 from tests.cli.conftest import Cli, refused
+from tests.conftest import cli
 from tests.reports.conftest import printed
 
 HOSTILE = "<script>|[red]x[/red]\x1b[31m`@all"
@@ -104,7 +105,7 @@ def test_a_regression_fails_against_the_history_and_does_not_become_it(
     assert [row.unusable for row in rows[-2:]] == ["it failed p99<history*1.15"] * 2
 
 
-def test_a_report_compares_and_does_not_record(ten_runs: History, cli: Cli, tmp_path: Path) -> None:
+def test_a_report_compares_and_does_not_record(ten_runs: History, tmp_path: Path) -> None:
     options = ("--history", ten_runs.path, "--gate", "p99<history*1.2", "--json", tmp_path / "d.json")
     code, _, err = cli("report", tmp_path / "run-1", *options)
     assert code == 0, err
@@ -164,7 +165,7 @@ def test_a_history_is_not_replaced_by_a_document(diagnose: Cli, service: Any, te
     assert len(ten_runs.rows()) == 10 and service.runs == 1
 
 
-def test_a_damaged_history_is_one_line_and_left_alone(diagnose: Cli, service: Any, cli: Cli, file: Path) -> None:
+def test_a_damaged_history_is_one_line_and_left_alone(diagnose: Cli, service: Any, file: Path) -> None:
     file.write_text("something of the user's")
     for answer in (diagnose("--history", file), cli("history", "--history", file)):
         refused(answer, "expected a history that latfix wrote")
@@ -179,14 +180,14 @@ def test_runs_that_did_not_end_are_recorded_and_not_compared_with(diagnose: Cli,
     assert [row.unusable for row in History.read(file).rows()] == ["it did not reach its end", "no request ended ok"]
 
 
-def _history(cli: Cli, *arguments: object) -> dict[str, Any]:
+def _history(*arguments: object) -> dict[str, Any]:
     code, out, err = cli("history", *arguments, "--json", "-")
     assert code == 0, err
     document: dict[str, Any] = json.loads(out)
     return document
 
 
-def test_history_shows_the_trend_and_the_run_that_changed_it(ten_runs: History, cli: Cli) -> None:
+def test_history_shows_the_trend_and_the_run_that_changed_it(ten_runs: History) -> None:
     rows = ten_runs.rows()
     for k in range(9):
         subject = replace(rows[0].subject, latency_ms={"p99": 500.0 + k, "p97": 80.0}, accuracy=0.9)
@@ -197,21 +198,19 @@ def test_history_shows_the_trend_and_the_run_that_changed_it(ten_runs: History, 
     assert code == 0
     assert "▁" in shown and "█" in shown and "a processor, 2 cores" in shown
     assert "since the run of 2990-01-01" in shown and "/later/0" in shown and "> 2990-01-01" in shown
-    document = _history(cli, "--history", ten_runs.path)
+    document = _history("--history", ten_runs.path)
     assert document["schema"] == "latfix.history/1" and document["metric"] == "p99"
     (trend,) = document["trends"]
     assert len(trend["runs"]) == 19 and [change["folder"] for change in trend["changes"]] == ["/later/0"]
     assert trend["changes"][0]["after"] == 504.0
 
 
-def test_any_metric_and_the_last_runs_of_a_workload_or_its_folder(
-    ten_runs: History, cli: Cli, tmp_path: Path
-) -> None:
-    (trend,) = _history(cli, tmp_path / "w", "--history", ten_runs.path)["trends"]
+def test_any_metric_and_the_last_runs_of_a_workload_or_its_folder(ten_runs: History, tmp_path: Path) -> None:
+    (trend,) = _history(tmp_path / "w", "--history", ten_runs.path)["trends"]
     assert trend["workload"] == "w"
-    (trend,) = _history(cli, "w", "--history", ten_runs.path, "--metric", "p97", "--last", "3")["trends"]
+    (trend,) = _history("w", "--history", ten_runs.path, "--metric", "p97", "--last", "3")["trends"]
     assert len(trend["runs"]) == 3 and trend["runs"][-1]["value"] is not None
-    (trend,) = _history(cli, "--history", ten_runs.path, "--metric", "accuracy")["trends"]
+    (trend,) = _history("--history", ten_runs.path, "--metric", "accuracy")["trends"]
     assert {run["value"] for run in trend["runs"]} == {None} and trend["level"] is None
     for metric in ("throughput", "error_rate", "cause:unexplained", "unexplained_share", "mean"):
         assert cli("history", "w", "--history", ten_runs.path, "--metric", metric)[0] == 0
@@ -233,7 +232,7 @@ WRONG = [
 ]
 
 
-def test_wrong_arguments_are_one_line(ten_runs: History, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_one_line(ten_runs: History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATFIX_HISTORY", str(ten_runs.path))
     monkeypatch.chdir(ten_runs.path.parent)
     for arguments, words in WRONG:
@@ -241,7 +240,7 @@ def test_wrong_arguments_are_one_line(ten_runs: History, cli: Cli, monkeypatch: 
     assert len(ten_runs.rows()) == 10
 
 
-def test_hostile_names_are_shown_and_not_obeyed(ten_runs: History, cli: Cli, tmp_path: Path) -> None:
+def test_hostile_names_are_shown_and_not_obeyed(ten_runs: History, tmp_path: Path) -> None:
     row = ten_runs.rows()[0]
     for k in range(12):
         series = replace(row.series, workload=HOSTILE, plan=HOSTILE)
@@ -259,7 +258,7 @@ def test_hostile_names_are_shown_and_not_obeyed(ten_runs: History, cli: Cli, tmp
     assert "excluded because" not in html
 
 
-def test_a_history_without_runs(cli: Cli, file: Path, tmp_path: Path) -> None:
+def test_a_history_without_runs(file: Path, tmp_path: Path) -> None:
     History.open(file)
     code, out, _ = cli("history", "--history", file, "--html", tmp_path / "h.html")
     assert code == 0 and out.startswith("No runs are recorded in")

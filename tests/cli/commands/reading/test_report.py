@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli.conftest import Cli, N, refused
+from tests.cli.conftest import N, refused
+from tests.conftest import cli
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_run_is_reported_whatever_its_state(runs: dict[bool, Path], cli: Cli, finished: bool) -> None:
+def test_a_run_is_reported_whatever_its_state(runs: dict[bool, Path], finished: bool) -> None:
     code, out, err = cli("report", runs[finished], "--json", "-")
     assert code == 0, err
     document = json.loads(out)
@@ -25,7 +26,7 @@ def test_a_run_is_reported_whatever_its_state(runs: dict[bool, Path], cli: Cli, 
     assert (runs[finished] / "report.html").read_text().rstrip().endswith("</html>")
 
 
-def test_out_leaves_the_run_as_it_was(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:
+def test_out_leaves_the_run_as_it_was(runs: dict[bool, Path], tmp_path: Path) -> None:
     before = {path.name for path in runs[True].iterdir()}
     assert cli("report", runs[True], "--out", tmp_path / "out")[0] == 0
     assert {path.name for path in runs[True].iterdir()} == before
@@ -33,7 +34,7 @@ def test_out_leaves_the_run_as_it_was(runs: dict[bool, Path], cli: Cli, tmp_path
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_folder_whose_name_is_not_utf8(runs: dict[bool, Path], cli: Cli, tmp_path: Path, finished: bool) -> None:
+def test_a_folder_whose_name_is_not_utf8(runs: dict[bool, Path], tmp_path: Path, finished: bool) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     shutil.copytree(runs[finished], folder)
     for arguments in (
@@ -46,7 +47,7 @@ def test_a_folder_whose_name_is_not_utf8(runs: dict[bool, Path], cli: Cli, tmp_p
         assert code == 0, err
 
 
-def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:
+def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], tmp_path: Path) -> None:
     assert cli("report", runs[True], "--figures", tmp_path / "a" / "b")[0] == 0
     files = {path.stem: path for path in (tmp_path / "a" / "b").iterdir()}
     assert {"causes-chart", "latency-time", "latency-curve", "stages-chart", "traffic-chart"} <= set(files)
@@ -58,7 +59,7 @@ def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], cli: Cli, 
     assert "--figures" in refused(cli("report", runs[True], "--figures", tmp_path / "file"))
 
 
-def test_the_next_step_names_the_folder_of_the_workload(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_names_the_folder_of_the_workload(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name is no argument of a command."""
     meta = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**meta, "workload": "ranker", "workload_folder": "/srv/my ranker"}))
@@ -73,7 +74,7 @@ def test_the_next_step_names_the_folder_of_the_workload(run: Path, cli: Cli, mon
     assert named == ["/srv/my ranker"]
 
 
-def test_partial_and_whole_runs_compare(runs: dict[bool, Path], cli: Cli) -> None:
+def test_partial_and_whole_runs_compare(runs: dict[bool, Path]) -> None:
     code, out, err = cli("compare", runs[True], runs[False], "--json", "-")
     assert code == 0, err
     assert json.loads(out)["after"]["requests"]["ok"] == N - 1
@@ -83,9 +84,7 @@ WRONG = ["", "nothing", "a" * 5000, "file", "empty", "/proc", "/dev/null", "bad\
 
 
 @pytest.mark.parametrize("where", WRONG, ids=range(len(WRONG)))
-def test_what_is_no_run(
-    where: str, runs: dict[bool, Path], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_run(where: str, runs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     Path("empty").mkdir()
@@ -108,11 +107,11 @@ BAD_OPTIONS = [
 
 
 @pytest.mark.parametrize("options", BAD_OPTIONS)
-def test_bad_options(options: tuple[str, ...], runs: dict[bool, Path], cli: Cli) -> None:
+def test_bad_options(options: tuple[str, ...], runs: dict[bool, Path]) -> None:
     refused(cli("report", runs[True], *options))
 
 
-def test_missing_arguments(runs: dict[bool, Path], cli: Cli) -> None:
+def test_missing_arguments(runs: dict[bool, Path]) -> None:
     refused(cli("report"))
     refused(cli("compare", runs[True]))
     refused(cli("compare", runs[True], runs[True], runs[True]))
@@ -120,7 +119,7 @@ def test_missing_arguments(runs: dict[bool, Path], cli: Cli) -> None:
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli: Cli, data: st.DataObject) -> None:
+def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "run"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(originals[data.draw(st.booleans())], folder)
@@ -147,7 +146,7 @@ def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli
         refused(answer)
 
 
-def test_links_that_lead_in_a_circle(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:
+def test_links_that_lead_in_a_circle(runs: dict[bool, Path], tmp_path: Path) -> None:
     loop, other = tmp_path / "loop", tmp_path / "other"
     loop.symlink_to(other)
     other.symlink_to(loop)

@@ -11,6 +11,7 @@ import pytest
 
 from latfix.results import DOCUMENTS
 from tests.cli.conftest import Cli, refused
+from tests.conftest import cli
 from tests.results.test_documents import FOLDER, WRITTEN
 
 #: A word that each result shows.
@@ -29,7 +30,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_result_is_shown_from_its_json_alone(name: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_result_is_shown_from_its_json_alone(name: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     shutil.copy(FOLDER / f"{name}.json", file)
     code, out, err = cli("report", file)
@@ -43,7 +44,7 @@ def test_a_result_is_shown_from_its_json_alone(name: str, cli: Cli, tmp_path: Pa
 @pytest.mark.parametrize(
     "name", ["diagnosis", "optimization", "trial", "sweep", "selftest", "doctor", "comparison", "fragmentation"]
 )
-def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "result"
     folder.mkdir()
     shutil.copy(FOLDER / f"{name}.json", folder)
@@ -59,7 +60,7 @@ def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str,
         refused(answer, "--out: found ", "which has no page here")
 
 
-def test_a_recording_that_was_diagnosed_is_shown_again(cli: Cli, tmp_path: Path) -> None:
+def test_a_recording_that_was_diagnosed_is_shown_again(tmp_path: Path) -> None:
     log, folder = tmp_path / "log.csv", tmp_path / "found"
     rows = (f"{k},{10 + k % 7},{k % 5}" for k in range(200))
     log.write_text("\n".join(["arrival_s,latency_ms,db_ms", *rows]))
@@ -74,7 +75,7 @@ def test_a_recording_that_was_diagnosed_is_shown_again(cli: Cli, tmp_path: Path)
     assert (folder / "report.html").read_text() == page
 
 
-def test_a_result_without_a_page_has_no_pictures(cli: Cli, tmp_path: Path) -> None:
+def test_a_result_without_a_page_has_no_pictures(tmp_path: Path) -> None:
     for name, code in (("sweep", 0), ("selftest", 2)):
         folder = tmp_path / name
         folder.mkdir()
@@ -84,7 +85,7 @@ def test_a_result_without_a_page_has_no_pictures(cli: Cli, tmp_path: Path) -> No
         assert len(list((tmp_path / f"{name} pictures").iterdir())) == (5 if name == "sweep" else 0)
 
 
-def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
+def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, tmp_path: Path) -> None:
     for _ in range(2):
         assert diagnose()[0] == 0
     folder = tmp_path / "compared"
@@ -99,9 +100,7 @@ def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, cl
     assert cli("report", folder)[0] == 0 and not (folder / "report.html").exists()
 
 
-def test_the_next_step_of_an_optimization_names_the_workload_of_its_baseline(
-    diagnose: Cli, cli: Cli, tmp_path: Path
-) -> None:
+def test_the_next_step_of_an_optimization_names_the_workload_of_its_baseline(diagnose: Cli, tmp_path: Path) -> None:
     assert diagnose()[0] == 0
     folder = tmp_path / "result"
     folder.mkdir()
@@ -115,14 +114,14 @@ def test_the_next_step_of_an_optimization_names_the_workload_of_its_baseline(
         assert step[0].startswith(typed) and step[0].endswith(f"{folder}/"), "the plan is beside the result"
 
 
-def test_the_file_of_a_run_stands_for_its_folder(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
+def test_the_file_of_a_run_stands_for_its_folder(diagnose: Cli, tmp_path: Path) -> None:
     assert diagnose()[0] == 0
     code, out, err = cli("report", tmp_path / "run-1" / "run.json")
     assert code == 0 and "Where the tail comes from" in out, err
 
 
 @pytest.mark.parametrize("option", ["--percentile=95", "--gate=p99<1s", "--slowest=2", "--request=r1", "--history=x"])
-def test_options_that_need_rows_are_refused(option: str, cli: Cli) -> None:
+def test_options_that_need_rows_are_refused(option: str) -> None:
     refused(cli("report", FOLDER / "sweep.json", option), f"latfix: {option.partition('=')[0]}: found ")
 
 

@@ -13,6 +13,7 @@ import pytest
 from latfix.cli.app import main
 from latfix.files.json_documents import json_schema
 from latfix.results import DOCUMENTS, document_type, read_result
+from tests.conftest import cli
 
 
 def test_names_are_listed_and_each_has_a_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_a_wrong_use_is_one_line(arguments: list[str], message: str, capsys: pyt
     assert message in capsys.readouterr().err
 
 
-def test_what_commands_write_keeps_to_the_schemas(diagnose: Any, cli: Any, tmp_path: Path) -> None:
+def test_what_commands_write_keeps_to_the_schemas(diagnose: Any, tmp_path: Path) -> None:
     """Each document is valid, names its schema, and is read and written again without a change."""
     history = ("--history", tmp_path / "h.db")
     for file in ("diagnosis", "second"):

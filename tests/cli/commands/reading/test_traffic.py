@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from latfix.cli.commands.reading.traffic import ReadingLine, traffic_app
 from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 
 
 def run(*arguments: object) -> str:
@@ -65,7 +66,7 @@ def test_convert_changes_states_and_writes(recorded: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["o.jsonl", "o.csv", "o.parquet"])
-def test_only_files_that_latfix_wrote_are_replaced(name: str, recorded: Path, tmp_path: Path, cli: Cli) -> None:
+def test_only_files_that_latfix_wrote_are_replaced(name: str, recorded: Path, tmp_path: Path) -> None:
     target, synthesis = tmp_path / name, ("--kind", "poisson", "--rate", 5, "--duration", 20)
     run("convert", recorded, target, "--limit", 100)
     run("synthesize", target, *synthesis)

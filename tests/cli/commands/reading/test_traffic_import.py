@@ -12,7 +12,7 @@ from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 from tests.cli.commands.reading.test_traffic import run
-from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_what_a_file_without_requests_is_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
-def test_times_since_1970_are_exact(name: str, tmp_path: Path, cli: Cli) -> None:
+def test_times_since_1970_are_exact(name: str, tmp_path: Path) -> None:
     path, out = tmp_path / name, tmp_path / "out.jsonl"
     times = [f"1700000000.{k:03}" for k in range(100)] + ["1700000000.123456"]
     rows = [f'{{"ts": {time}, "latency_ms": 1}}' if path.suffix == ".jsonl" else f"{time},1" for time in times]

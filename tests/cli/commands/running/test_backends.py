@@ -17,8 +17,8 @@ from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.backend_comparison import comparison as table
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.reader import read_traffic
-from tests.cli.conftest import Cli, refused
-from tests.conftest import WriteWorkload
+from tests.cli.conftest import refused
+from tests.conftest import cli, write_workload
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
+def test_the_table(program: Path, traffic: Path, tmp_path: Path) -> None:
     kept, target = tmp_path / "kept", tmp_path / "table.json"
     how = ("--map", "length=min(length, 6)", "--seconds", "0.5", "--out", kept, "--json", target)
     code, out, err = cli("backends", program, "--traffic", traffic, *how)
@@ -85,9 +85,7 @@ def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> No
     refused(cli("backends", program, "--traffic", traffic, *how), "kept: found a folder that is not empty")
 
 
-def test_a_model_that_takes_one_request_at_a_time(
-    traffic: Path, write_workload: WriteWorkload, tmp_path: Path
-) -> None:
+def test_a_model_that_takes_one_request_at_a_time(traffic: Path, tmp_path: Path) -> None:
     """A batch of 8 is the command's own idea: that the model refuses it is no failure."""
     adapter = """
 import torch
@@ -108,7 +106,7 @@ class Small(Workload):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: Path) -> None:
+def test_traffic_that_the_model_does_not_take(program: Path, traffic: Path) -> None:
     answer = cli("backends", program, "--traffic", traffic, "--seconds", "0.2")
     refused(answer, 'write "min(length, 6)" in [inputs]')
 
@@ -126,7 +124,7 @@ def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: 
         (("--map", "x"), "--map"),
     ],
 )
-def test_options(cli: Cli, tmp_path: Path, traffic: Path, options: tuple[str, ...], message: str) -> None:
+def test_options(tmp_path: Path, traffic: Path, options: tuple[str, ...], message: str) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
     refused(cli("backends", tmp_path / "model.onnx", "--traffic", traffic, *options), message)
 
@@ -145,7 +143,6 @@ def test_options(cli: Cli, tmp_path: Path, traffic: Path, options: tuple[str, ..
     ],
 )
 def test_wrong_files(
-    cli: Cli,
     tmp_path: Path,
     traffic: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,7 +160,7 @@ def test_wrong_files(
     assert not (tmp_path / "latfix-runs").exists()
 
 
-def test_a_model_without_traffic(cli: Cli, tmp_path: Path) -> None:
+def test_a_model_without_traffic(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
     for command in ("diagnose", "backends"):
         refused(cli(command, tmp_path / "model.onnx"), "without traffic")
@@ -172,7 +169,7 @@ def test_a_model_without_traffic(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_runner")
 @pytest.mark.parametrize("command", ["diagnose", "optimize", "sweep", "backends"])
 def test_an_engine_reports_what_it_needs(
-    cli: Cli, tmp_path: Path, traffic: Path, command: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, traffic: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: False)
     (tmp_path / "model.engine").write_bytes(b"ftrt" + bytes(64))
@@ -181,7 +178,7 @@ def test_an_engine_reports_what_it_needs(
 
 
 @pytest.mark.slow
-def test_a_model_file_is_diagnosed(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
+def test_a_model_file_is_diagnosed(program: Path, traffic: Path, tmp_path: Path) -> None:
     out_dir, target = tmp_path / "run", tmp_path / "diagnosis.json"
     (tmp_path / "workload.toml").write_text(
         '[workload]\nmodel = "model.pt2"\ntraffic = "traffic.jsonl"\n[runner]\ndevice = "cpu"\nmax_batch_size = 4\n'

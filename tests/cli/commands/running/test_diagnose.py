@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli.conftest import Cli, Reached, WriteWorkload, refused
+from tests.cli.conftest import Reached, refused
+from tests.conftest import cli, write_workload
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A sound workload in a folder of its own, to be bench, and the command line."""
+    """A sound workload in a folder of its own."""
 
     base: Path
     workload: Path
-    cli: Cli
 
     def refuse(self, *arguments: object, message: str = "") -> str:
         """Call it; it must be refused in one line with nothing replayed. Returns the line."""
-        err = refused(self.cli(*arguments), message)
+        err = refused(cli(*arguments), message)
         assert len(err) < 2000
         assert not list(self.base.glob("**/requests.parquet")) and not list(self.base.glob("**/segments"))
         return err
@@ -34,17 +34,15 @@ class Bench:
 
 
 @pytest.fixture
-def bench(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli, monkeypatch: pytest.MonkeyPatch, no_runner: None
-) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_runner: None) -> Bench:
     del no_runner
     monkeypatch.chdir(tmp_path)
-    return Bench(tmp_path, write_workload(tmp_path / "w"), cli)
+    return Bench(tmp_path, write_workload(tmp_path / "w"))
 
 
 def test_a_sound_workload_is_not_refused(bench: Bench) -> None:
     with pytest.raises(Reached):
-        bench.cli("diagnose", bench.workload)
+        cli("diagnose", bench.workload)
 
 
 HEAD = '[workload]\nentry = "adapter:Plain"\ntraffic = "traffic.jsonl"\n'
@@ -259,7 +257,7 @@ def test_options_of_optimize(bench: Bench, options: tuple[object, ...], named: s
 @pytest.mark.parametrize("arguments", [(), ("diagnos",), ("diagnose",), ("optimize",), ("--nothing",), ("-x",)])
 def test_usage(bench: Bench, arguments: tuple[str, ...]) -> None:
     if not arguments:
-        code, out, err = bench.cli()
+        code, out, err = cli()
         assert code == 2 and "Usage" in out and err == ""
         return
     bench.refuse(*arguments)

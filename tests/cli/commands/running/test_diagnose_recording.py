@@ -11,7 +11,8 @@ import pytest
 from latfix.profilers.recordings import detect
 from latfix.results import read_result
 from latfix.results.diagnosis import Diagnosis
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 from tests.profilers.recordings.test_detect import TOY
 
 
@@ -22,7 +23,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "x.bin"
 
 
-def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy: Path, tmp_path: Path) -> None:
+def test_a_recording_gives_the_document_the_page_and_the_terminal(toy: Path, tmp_path: Path) -> None:
     code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--step", "^decode")
     assert code == 0
     assert "The recording's only step takes 5.00 ms" in " ".join(shown.split())
@@ -48,13 +49,13 @@ def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy:
 @pytest.mark.parametrize(
     ("gate", "expected"), [("max<6ms", 0), ("max<4ms", 1), ("cause:python.gc<10%", 3), ("cause:gpu.compute>10%", 0)]
 )
-def test_gates_judge_a_recording(gate: str, expected: int, cli: Cli, toy: Path, tmp_path: Path) -> None:
+def test_gates_judge_a_recording(gate: str, expected: int, toy: Path, tmp_path: Path) -> None:
     code, shown, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", gate)
     assert code == expected, shown + error
 
 
 def test_the_folder_for_the_results_is_checked_before_the_recording_is_read(
-    cli: Cli, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: object) -> Diagnosis:
         raise AssertionError("it was read")
@@ -65,13 +66,13 @@ def test_the_folder_for_the_results_is_checked_before_the_recording_is_read(
         refused(cli("diagnose", toy, "--out", folder), str(folder), "--out")
 
 
-def test_a_file_that_is_not_a_recording_is_refused_before_its_options(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_recording_is_refused_before_its_options(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x10" + bytes(7) + b"{}".ljust(16))
     code, _, err = cli("diagnose", tmp_path / "model.safetensors", "--traffic", tmp_path / "t.jsonl")
     assert code == 2 and "found an unknown format; expected a workload, a model file" in err
 
 
-def test_figures_that_a_recording_lacks_cannot_be_gated(cli: Cli, toy: Path, tmp_path: Path) -> None:
+def test_figures_that_a_recording_lacks_cannot_be_gated(toy: Path, tmp_path: Path) -> None:
     code, _, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", "error_rate<1%")
     assert code == 2 and "error_rate" in error
 
@@ -87,16 +88,16 @@ def test_figures_that_a_recording_lacks_cannot_be_gated(cli: Cli, toy: Path, tmp
         ("--step", "("),
     ],
 )
-def test_options_that_mean_nothing_here_are_refused(option: tuple[str, ...], cli: Cli, toy: Path) -> None:
+def test_options_that_mean_nothing_here_are_refused(option: tuple[str, ...], toy: Path) -> None:
     refused(cli("diagnose", toy, *option), option[0])
 
 
-def test_json_to_standard_output_is_alone_there(cli: Cli, toy: Path, tmp_path: Path) -> None:
+def test_json_to_standard_output_is_alone_there(toy: Path, tmp_path: Path) -> None:
     code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--json", "-")
     assert code == 0 and json.loads(shown)["verdict"] == "gpu.compute"
 
 
-def test_a_text_log_is_read_by_a_pattern(cli: Cli, tmp_path: Path) -> None:
+def test_a_text_log_is_read_by_a_pattern(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("".join(f"2026-11-20 10:00:{k:02d},000 INFO served in {k + 1} ms\n" for k in range(40)))
     pattern = r"^(?P<end>\S+ \S+) INFO served in (?P<latency_ms>\d+) ms"
@@ -108,6 +109,6 @@ def test_a_text_log_is_read_by_a_pattern(cli: Cli, tmp_path: Path) -> None:
     assert code == 0 and len((tmp_path / "t.jsonl").read_text().splitlines()) == 40, shown + err
 
 
-def test_a_pattern_is_for_recordings(cli: Cli) -> None:
+def test_a_pattern_is_for_recordings() -> None:
     code, _, err = cli("diagnose", "recommender", "--pattern", "(?P<latency_ms>x)")
     assert code == 2 and "--pattern: found recommender, which is replayed; expected a text log" in err

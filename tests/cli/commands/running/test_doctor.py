@@ -9,7 +9,7 @@ import pytest
 
 from latfix.runners.doctor import examine as examining
 from latfix.runners.doctor import torch_facts as facts
-from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 _TORCH = {
     "version": "2.13.0",
@@ -27,7 +27,7 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "torch_facts", lambda: _TORCH)
 
 
-def test_every_finding_is_whole(cli: Cli) -> None:
+def test_every_finding_is_whole() -> None:
     code, out, _ = cli("doctor", "--seconds", "0.05", "--json", "-")
     document = json.loads(out)
     assert code == 0 and document["schema"] == "latfix.doctor/1"
@@ -40,7 +40,7 @@ def test_every_finding_is_whole(cli: Cli) -> None:
     assert document["states"] == {state: states.count(state) for state in set(states)}
 
 
-def test_what_costs_comes_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_costs_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "torch_facts", lambda: {**_TORCH, "mkldnn": False})
     code, out, _ = cli("doctor", "--seconds", "0")
     assert code == 0
@@ -50,18 +50,18 @@ def test_what_costs_comes_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert "reading the clock" not in out, "--seconds 0 leaves watching out"
 
 
-def test_a_torch_that_does_not_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "torch_facts", lambda: {"error": "libcudart.so.13: cannot open"})
     code, out, _ = cli("doctor", "--seconds", "0")
     assert code == 0 and "libcudart.so.13: cannot open" in " ".join(out.split())
 
 
-def test_out(cli: Cli, tmp_path: Path) -> None:
+def test_out(tmp_path: Path) -> None:
     code, _, _ = cli("doctor", "--seconds", "0", "--out", str(tmp_path / "new"))
     assert code == 0 and json.loads((tmp_path / "new" / "doctor.json").read_text())["findings"]
 
 
-def test_bad_options(cli: Cli, tmp_path: Path) -> None:
+def test_bad_options(tmp_path: Path) -> None:
     code, out, err = cli("doctor", "--seconds", "-1")
     assert (code, out) == (2, "") and err == "latfix: --seconds: found -1; expected a number from 0 to 3600\n"
     (tmp_path / "full").mkdir()
@@ -86,9 +86,7 @@ def test_torch_in_its_own_process() -> None:
     assert found["version"] == torch.__version__ and found["cuda"] is torch.cuda.is_available()
 
 
-def test_a_foreign_cudnn_is_reported(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_cudnn_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """torch loads, and refuses the library when it is asked for its version."""
     import torch
 

@@ -30,13 +30,14 @@ from latfix.runners.gate.paired_rounds import Side
 from latfix.runners.replay.arm import Arm
 from latfix.runners.replay.runner_process import LEAST_START_S
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 
 GATE = ("--gate", "mean<=baseline*1.1")
 
 
 @pytest.fixture
-def starter(cli: Cli, tmp_path: Path) -> Path:
+def starter(tmp_path: Path) -> Path:
     assert cli("init", tmp_path / "main" / "svc")[0] == 0
     return tmp_path / "main" / "svc"
 
@@ -57,7 +58,7 @@ def starter(cli: Cli, tmp_path: Path) -> Path:
         (("recommender", "recommender", *GATE, "--budget", "soon"), "--budget: found 'soon'"),
     ],
 )
-def test_refused(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
+def test_refused(arguments: tuple[str, ...], message: str) -> None:
     refused(cli("gate", *arguments), message)
 
 
@@ -86,7 +87,7 @@ def test_workload_names_a_folder_s_own_even_if_the_folder_is_a_workload_too(star
         ("", "/svc", "expected a path inside of"),
     ],
 )
-def test_workload_without_use(cli: Cli, starter: Path, base: str, workload: str, message: str) -> None:
+def test_workload_without_use(starter: Path, base: str, workload: str, message: str) -> None:
     """Both sides would be the same, or one that was not asked for."""
     place = base if base == "recommender" else str(starter.parent / base)
     inside = f"{starter.parent}{workload}" if workload.startswith("/") else workload
@@ -117,7 +118,7 @@ def test_a_folder_is_replaced_only_when_forced_and_only_an_earlier_gate_s(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_service_that_is_twice_as_slow_fails(cli: Cli, starter: Path, tmp_path: Path) -> None:
+def test_a_service_that_is_twice_as_slow_fails(starter: Path, tmp_path: Path) -> None:
     slower = tmp_path / "branch" / "svc"
     shutil.copytree(starter, slower)
     adapter = slower / "workload.py"
@@ -170,7 +171,7 @@ def served(tmp_path: Path) -> tuple[Callable[[float], str], tuple[str, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_once", [False, True])
-def test_commands_that_serve_an_address(cli: Cli, served: Any, tmp_path: Path, at_once: bool) -> None:
+def test_commands_that_serve_an_address(served: Any, tmp_path: Path, at_once: bool) -> None:
     command, place = served
     out = tmp_path / "out"
     gates = ("--gate", "p50<=baseline*1.5", "--budget", "12s", "--out", out)
@@ -188,7 +189,7 @@ def _port(place: tuple[str, ...]) -> str:
     return place[1].split(":")[2].split("/")[0]
 
 
-def test_each_side_has_its_own_port_if_all_name_one(cli: Cli) -> None:
+def test_each_side_has_its_own_port_if_all_name_one() -> None:
     (base, there), (head, here) = places(("serve {port}", "PORT={port} serve"), "http://localhost:{port}/x")
     ports = [base.removeprefix("serve "), head.removeprefix("PORT=").removesuffix(" serve")]
     assert [there, here] == [f"http://localhost:{port}/x" for port in ports] and ports[0] != ports[1]
@@ -199,7 +200,7 @@ def test_each_side_has_its_own_port_if_all_name_one(cli: Cli) -> None:
         assert code == 2 and "found no {port}; expected it in both commands and in --address" in err
 
 
-def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
+def test_a_command_that_does_not_serve(served: Any) -> None:
     _, place = served
     code, _, err = cli("gate", "echo no module app; exit 3", "true", *place, "--gate", "p50<=baseline*1.5")
     assert code == 4 and "base: 'echo no module app; exit 3' ended with 3: no module app" in err
@@ -209,9 +210,7 @@ def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("served_first", [4, 30])  # it ends during its warm-up, and during a replay
-def test_a_command_that_ends_after_its_first_answers(
-    cli: Cli, served: Any, tmp_path: Path, served_first: int
-) -> None:
+def test_a_command_that_ends_after_its_first_answers(served: Any, tmp_path: Path, served_first: int) -> None:
     command, place = served
     server = tmp_path / "server.py"
     dying = server.read_text().replace("http.server, sys, time", "http.server, os, sys, time\nleft = [N]", 1)
@@ -225,7 +224,7 @@ def test_a_command_that_ends_after_its_first_answers(
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "exit_code"), [(500, 4), (422, 2)])
 def test_a_command_that_answers_with_errors(
-    cli: Cli, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, exit_code: int
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, exit_code: int
 ) -> None:
     monkeypatch.setattr("latfix.runners.gate.served_arm._ERRORS_LIMIT_S", 0.0)
     command, place = served

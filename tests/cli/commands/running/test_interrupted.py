@@ -11,6 +11,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from tests.cli.conftest import Cli
+from tests.conftest import cli
 
 
 def _ctrl_c(*_: Any, **__: Any) -> NoReturn:
@@ -36,7 +37,6 @@ def test_in_each_phase(
     recorded: bool,
     interrupt: Callable[..., None],
     diagnose: Cli,
-    cli: Cli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,7 +24,7 @@ from latfix.runners.replay.run_session import Interrupted, Replay
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused
-from tests.conftest import WriteWorkload
+from tests.conftest import cli, write_workload
 
 
 class Search:
@@ -108,7 +108,7 @@ def search(service: Any, monkeypatch: pytest.MonkeyPatch) -> Search:
 
 
 @pytest.fixture
-def optimize(search: Search, cli: Cli, write_workload: WriteWorkload, tmp_path: Path) -> Cli:
+def optimize(search: Search, tmp_path: Path) -> Cli:
     """Calls `latfix optimize` on a workload of 300 requests, by default into the folder ``o``."""
     del search
     workload = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.1} for k in range(300)])
@@ -161,7 +161,7 @@ def test_the_plan_of_an_onnx_file_replaces_what_runs_it(optimize: Cli, search: S
 
 
 def test_the_next_step_names_the_workload_as_typed(
-    optimize: Cli, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimize: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del optimize
     named: list[str] = []

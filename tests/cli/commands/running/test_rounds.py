@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from latfix.results.diagnosis import Diagnosis, Restarts
-from tests.cli.conftest import Cli, Service, WriteWorkload, refused
+from tests.cli.conftest import Service, refused
+from tests.conftest import cli, write_workload
 
 
 @pytest.fixture
-def workload(
-    service: Service, tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def workload(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     del service
     monkeypatch.chdir(tmp_path)
     return write_workload(tmp_path / "w")
 
 
-def test_each_round_is_kept_and_its_percentile_shown(workload: Path, service: Service, cli: Cli) -> None:
+def test_each_round_is_kept_and_its_percentile_shown(workload: Path, service: Service) -> None:
     # GIVEN a service whose latency differs by a fifth from run to run
     service.spread = 0.2
     # WHEN
@@ -38,14 +37,14 @@ def test_each_round_is_kept_and_its_percentile_shown(workload: Path, service: Se
     assert Diagnosis.from_json(document).to_json() == document
 
 
-def test_one_run_warns_that_restarts_differ(workload: Path, cli: Cli) -> None:
+def test_one_run_warns_that_restarts_differ(workload: Path) -> None:
     _, out, _ = cli("diagnose", workload, "--out", "out")
     words = "this one run; a restart typically moves it by another 7 %, --rounds 5 measures that"
     assert words in " ".join(out.split())
     assert "restarts p99" not in out
 
 
-def test_the_history_shows_how_runs_differ(workload: Path, service: Service, cli: Cli) -> None:
+def test_the_history_shows_how_runs_differ(workload: Path, service: Service) -> None:
     service.spread = 0.2
     for number in range(6):
         _, out, _ = cli("diagnose", workload, "--out", f"out{number}", "--history", "h.sqlite")
@@ -53,7 +52,7 @@ def test_the_history_shows_how_runs_differ(workload: Path, service: Service, cli
 
 
 @pytest.mark.parametrize(("rounds", "target"), [(0, "workload"), (2, "http://127.0.0.1:9")])
-def test_refused(workload: Path, cli: Cli, rounds: int, target: str) -> None:
+def test_refused(workload: Path, rounds: int, target: str) -> None:
     refused(cli("diagnose", workload if target == "workload" else target, "--rounds", rounds), "--rounds")
 
 

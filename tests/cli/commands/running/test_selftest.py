@@ -14,7 +14,8 @@ from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
 from latfix.runners.selftest import run as module
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.scoreboard import make_scoreboard
-from tests.cli.conftest import Cli, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli
 from tests.runners.selftest.conftest import case_score
 
 
@@ -51,7 +52,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return calls
 
 
-def test_the_scoreboard_ends_with_one_sentence(cli: Cli, replayed: dict[str, Any]) -> None:
+def test_the_scoreboard_ends_with_one_sentence(replayed: dict[str, Any]) -> None:
     code, out, err = cli("selftest", "--quick", "--cause", "python.gc", "--seed", "7")
     assert code == 0
     words = " ".join(out.split())
@@ -66,7 +67,7 @@ def test_the_scoreboard_ends_with_one_sentence(cli: Cli, replayed: dict[str, Any
     assert not replayed["out"].exists()
 
 
-def test_what_was_wrong_is_listed(cli: Cli, replayed: dict[str, Any]) -> None:
+def test_what_was_wrong_is_listed(replayed: dict[str, Any]) -> None:
     replayed["right"] = False
     code, out, _ = cli("selftest", "--quick", "--cause", "python.gc")
     words = " ".join(out.split())
@@ -75,7 +76,7 @@ def test_what_was_wrong_is_listed(cli: Cli, replayed: dict[str, Any]) -> None:
     assert "weak at python.gc" in words
 
 
-def test_json_on_standard_output_is_all_there_is(cli: Cli, replayed: dict[str, Any]) -> None:
+def test_json_on_standard_output_is_all_there_is(replayed: dict[str, Any]) -> None:
     code, out, _ = cli("selftest", "--quick", "--cause", "python.gc", "--json", "-", "--repeat", "2")
     document = json.loads(out)
     assert code == 0 and document["schema"] == "latfix.selftest/1"
@@ -84,7 +85,7 @@ def test_json_on_standard_output_is_all_there_is(cli: Cli, replayed: dict[str, A
     assert document["measures"][0]["value"] == 1.0
 
 
-def test_records_are_kept_with_out(cli: Cli, replayed: dict[str, Any], tmp_path: Path) -> None:
+def test_records_are_kept_with_out(replayed: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "kept"
     code, _, _ = cli("selftest", "--quick", "--out", out, "--json", tmp_path / "s.json")
     assert code == 0 and replayed["keep"] is True and replayed["out"] == out
@@ -94,9 +95,7 @@ def test_records_are_kept_with_out(cli: Cli, replayed: dict[str, Any], tmp_path:
     assert code == 2 and "not empty" in err
 
 
-def test_an_interrupted_test_keeps_its_scores_and_exits_130(
-    cli: Cli, replayed: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_interrupted_test_keeps_its_scores_and_exits_130(replayed: dict[str, Any], tmp_path: Path) -> None:
     replayed["stop_after"] = 1
     code, out, _ = cli("selftest", "--quick", "--json", tmp_path / "s.json")
     assert code == 130 and "interrupted" in out
@@ -104,7 +103,7 @@ def test_an_interrupted_test_keeps_its_scores_and_exits_130(
     assert document["scored"] == 1 < document["planned"]
 
 
-def test_a_runner_that_fails_exits_4(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_that_fails_exits_4(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Scoreboard:
         raise RunnerError("the runner was killed")
 
@@ -129,5 +128,5 @@ def test_a_runner_that_fails_exits_4(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 @pytest.mark.usefixtures("replayed")
-def test_wrong_usage_is_one_line_and_exits_2(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_usage_is_one_line_and_exits_2(arguments: tuple[str, ...], words: str) -> None:
     refused(cli("selftest", *arguments), words)

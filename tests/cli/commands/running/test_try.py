@@ -18,7 +18,8 @@ from latfix.results.comparison import Trial
 from latfix.runners.side_by_side import replay_in_turns
 from latfix.statistics.decision import RatioEstimate
 from tests.adapters import sleeper
-from tests.cli.conftest import Cli, WriteWorkload, refused
+from tests.cli.conftest import refused
+from tests.conftest import cli, write_workload
 from tests.reports.conftest import in_one_line, printed
 from tests.results.test_documents import written
 
@@ -79,9 +80,7 @@ def test_ideas_that_are_refused(text: str, words: str) -> None:
         (tuple(word for k in range(21) for word in ("--set", f"workers={k + 1}")), "expected at most 20"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_runs(
-    options: tuple[str, ...], words: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_wrong_options_are_refused_before_anything_runs(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
     workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
     with (workload / "workload.toml").open("a", encoding="utf-8") as file:
         file.write("[profile.large.runner]\nworkers = 4\n")
@@ -109,9 +108,7 @@ def document() -> Any:
     return written("trial")
 
 
-def test_every_kind_of_idea_is_an_arm(
-    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_every_kind_of_idea_is_an_arm(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = Found(Trial.from_json(document))
     monkeypatch.setattr(replay_in_turns, "SideBySide", found)
     workload = write_workload(tmp_path / "w", runner={"max_batch_size": 4})
@@ -140,9 +137,7 @@ def test_every_kind_of_idea_is_an_arm(
     assert "95 % intervals" in " ".join(out.split()) and str(tmp_path / "o")[:20] in out
 
 
-def test_equal_ideas_are_replayed_once(
-    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_equal_ideas_are_replayed_once(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = Found(Trial.from_json(document))
     monkeypatch.setattr(replay_in_turns, "SideBySide", found)
     workload = write_workload(tmp_path / "w", runner={"max_batch_size": 4})
@@ -171,8 +166,6 @@ def test_exit_codes(
     document: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    write_workload: WriteWorkload,
-    cli: Cli,
 ) -> None:
     if "ideas" in change:
         change = {"ideas": [{"name": "a", "failure": "no such backend"}]}
@@ -231,7 +224,7 @@ SLEEPER = sleeper("0.004")
 
 
 @pytest.mark.slow
-def test_a_trial_of_real_processes(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_a_trial_of_real_processes(tmp_path: Path) -> None:
     """A window of 60 ms that nothing fills: without it requests are faster; a backend that cannot run is a row."""
     traffic = [{"arrival_s": k * 0.025, "value": k % 9} for k in range(60)]
     runner = {"max_batch_size": 8, "batch_window_ms": 60.0, "warmup_requests": 4}

@@ -16,7 +16,7 @@ from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
 from latfix.runners.service.batch_shapes import traffic_shapes
 from latfix.runners.service.loaded_service import Service
-from tests.conftest import WriteWorkload
+from tests.conftest import write_workload
 from tests.runners.backends import padded_service
 from tests.runners.backends.padded_service import loaded, traffic
 
@@ -49,7 +49,7 @@ def exported_once(programs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def padded(tmp_path: Path, write_workload: WriteWorkload) -> Path:
+def padded(tmp_path: Path) -> Path:
     return write_workload(tmp_path / "padded", adapter=PADDED)
 
 

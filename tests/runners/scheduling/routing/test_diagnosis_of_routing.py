@@ -52,8 +52,7 @@ def routed(slower: float, most: int = 1, window_ms: int = 0) -> RunRecord:
     sim = SimulatedRouting(workers=2, service=service, weighted=True, max_batch_size=most, window_ns=window_ms * MS)
     run = sim.run(traffic)
     settings = RunnerSettings(workers=2, routing="weighted", max_batch_size=most, batch_window_ms=float(window_ms))
-    meta = {"worker_devices": ["cpu", "cpu"]}
-    return recorded(traffic, _as_simulated(run), settings, pauses=pauses, **meta)
+    return recorded(traffic, _as_simulated(run), settings, pauses=pauses, worker_devices=["cpu", "cpu"])
 
 
 @pytest.mark.parametrize(("slower", "most", "window_ms"), [(1.0, 1, 0), (3.0, 1, 0), (3.0, 4, 8)])
