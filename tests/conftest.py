@@ -147,6 +147,13 @@ def cli(*arguments: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def succeeded(answer: tuple[int, str, str]) -> str:
+    """What a command wrote on standard output, if it succeeded."""
+    code, out, err = answer
+    assert code == 0, err
+    return out
+
+
 class Canary:
     """What would be executed by whoever unpickles it: it makes a file."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import serve_one_by_one, write_run
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 N, MS = 400, 1_000_000
 
@@ -31,8 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_large_run_is_reported_from_its_files(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latfix.run_record.run_record.RunRecord.load", None)  # the whole record is never read at once
-    code, out, _ = cli("report", str(run))
-    assert code == 0
+    out = succeeded(cli("report", str(run)))
     assert "python.gc" in out
     document = json.loads((run / "diagnosis.json").read_text())
     assert document["verdict"] == "python.gc"

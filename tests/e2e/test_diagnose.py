@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.stages import STAGES
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -240,8 +240,7 @@ def test_the_cost_of_latfix_itself_is_stated(loud: Run) -> None:
 def test_the_report_is_of_this_run(loud: Run, tmp_path: Path) -> None:
     html = (loud.folder / "report.html").read_text()
     assert "<html" in html and "</html>" in html
-    code, out, _ = cli("report", loud.folder, "--out", tmp_path / "again", "--json", "-")
-    assert code == 0
+    out = succeeded(cli("report", loud.folder, "--out", tmp_path / "again", "--json", "-"))
     again = json.loads(out)
     assert again.pop("source") | {"path": ""} == loud.document["source"] | {"path": ""}, "the path is as given"
     assert again == {key: each for key, each in loud.document.items() if key != "source"}, "the same record"
@@ -310,9 +309,7 @@ def test_deadlines_and_a_full_queue_count_apart(tmp_path: Path) -> None:
     rows = [{"arrival_s": k * 0.002, **({"deadline_ms": 40} if k % 2 else {})} for k in range(40)]
     folder = write_workload(tmp_path / "w", adapter=SLOW, traffic=rows, runner={"max_queue": 8})
 
-    code, out, err = cli("diagnose", folder, "--out", tmp_path / "run", "--json", "-")
-
-    assert code == 0, err
+    out = succeeded(cli("diagnose", folder, "--out", tmp_path / "run", "--json", "-"))
     counts = json.loads(out)["requests"]
     assert sum(counts.values()) == 40 and counts["error"] == 0
     assert counts["ok"] and counts["timeout"] and counts["shed"]

@@ -19,7 +19,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import runner_process
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -90,8 +90,7 @@ def test_a_model_process_that_dies(how: str, tmp_path: Path, monkeypatch: pytest
     record = RunRecord.load(tmp_path / "run")
     assert record.partial and record.meta.state == "failed"
     assert 10 <= record.counts()["ok"] <= 30, "all but the last second is kept"
-    code, out, err = cli("report", tmp_path / "run", "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("report", tmp_path / "run", "--json", "-"))
     document = json.loads(out)
     assert document["partial"] is True
     assert document["requests"]["ok"] == record.counts()["ok"]
@@ -148,9 +147,7 @@ def test_traffic_at_the_edges(edge: str, tmp_path: Path) -> None:
     rows, n = EDGES[edge]
     folder = write_workload(tmp_path / "w", traffic=rows, runner={"max_batch_size": 64, "batch_window_ms": 1.0})
 
-    code, out, err = cli("diagnose", folder, "--out", tmp_path / "run", "--json", "-")
-
-    assert code == 0, err
+    out = succeeded(cli("diagnose", folder, "--out", tmp_path / "run", "--json", "-"))
     assert json.loads(out)["requests"]["ok"] == n
     record = RunRecord.load(tmp_path / "run")
     assert record.requests["index"].tolist() == list(range(n))
@@ -244,6 +241,5 @@ def test_a_disk_full_during_the_run(small_disk: Path, tmp_path: Path) -> None:
     record = RunRecord.load(small_disk / "run")
     assert record.partial
     assert 0 < record.counts()["ok"] < 200
-    code, out, err = cli("report", small_disk / "run", "--out", tmp_path / "report", "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("report", small_disk / "run", "--out", tmp_path / "report", "--json", "-"))
     assert json.loads(out)["requests"]["ok"] == record.counts()["ok"]

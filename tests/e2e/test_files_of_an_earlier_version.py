@@ -15,7 +15,7 @@ import pytest
 
 import latfix
 from latfix.config.plan import read_plan
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 WRITTEN = Path(__file__).parent / "written_at_76857f2"
 PLAN = tomllib.loads((WRITTEN / "opt" / "plan.toml").read_text(encoding="utf-8"))
@@ -30,8 +30,7 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("arm", ["before-1", "after-1"])
 def test_a_run_is_reported(arm: str, written: Path) -> None:
     run = written / "opt" / "final" / arm
-    code, out, err = cli("report", run)
-    assert code == 0, err
+    out = succeeded(cli("report", run))
     assert "p99" in out and "small" in (run / "report.html").read_text(encoding="utf-8")
 
 
@@ -52,16 +51,14 @@ def test_a_run_has_the_diagnosis_that_it_had(written: Path) -> None:
 
 def test_two_runs_are_compared_with_the_ratio_that_the_plan_holds(written: Path, tmp_path: Path) -> None:
     file, final = tmp_path / "comparison.json", written / "opt" / "final"
-    code, _, err = cli("compare", final / "before-1", final / "after-1", "--json", file)
-    assert code == 0, err
+    succeeded(cli("compare", final / "before-1", final / "after-1", "--json", file))
     ratio = json.loads(file.read_text())["ratio"]
     for key in ("mean", "p50", "p99"):
         assert ratio[key]["value"] == pytest.approx(PLAN["measured"][f"{key}_ratio"])
 
 
 def test_an_optimization_is_reported(written: Path) -> None:
-    code, out, err = cli("report", written / "opt")
-    assert code == 0, err
+    out = succeeded(cli("report", written / "opt"))
     assert "batch.window" in out and "53 times faster" in out
 
 
@@ -75,8 +72,7 @@ def test_a_search_starts_from_a_plan(written: Path, tmp_path: Path) -> None:
     """No fix is left that applies, so that it ends after the baseline."""
     file, plan = tmp_path / "optimization.json", written / "opt" / "plan.toml"
     options = ("--fix", "gc.freeze", "--budget", "20s", "--out", tmp_path / "out", "--json", file)
-    code, _, err = cli("optimize", written / "workload", "--plan", plan, *options)
-    assert code == 0, err
+    succeeded(cli("optimize", written / "workload", "--plan", plan, *options))
     document = json.loads(file.read_text())
     assert document["before"]["requests"]["ok"] == 40
     baseline = json.loads((tmp_path / "out" / "baseline" / "run.json").read_text())

@@ -18,7 +18,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -132,8 +132,7 @@ def _kill(pids: list[int]) -> None:
 
 
 def _document(*arguments: object) -> dict[str, Any]:
-    code, out, err = cli(*arguments, "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli(*arguments, "--json", "-"))
     document: dict[str, Any] = json.loads(out)
     return document
 

@@ -17,7 +17,7 @@ from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.results.optimization_step import Step
 from latfix.runners.fixes import FIXES
 from tests.adapters import sleeper
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -159,10 +159,18 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, tmp_path: Path) ->
     kept = [step["fix"] for step in windowed.document["steps"] if step["status"] == "kept"]
     assert [fix.id for fix in plan.fixes] == kept
     assert plan.measured["p99_ratio"] == windowed.document["ratio"]["p99"]["value"]
-    code, _, err = cli(
-        "diagnose", windowed.workload, "--plan", windowed.folder / "plan.toml", "--limit", 40, "--out", tmp_path / "o"
+    succeeded(
+        cli(
+            "diagnose",
+            windowed.workload,
+            "--plan",
+            windowed.folder / "plan.toml",
+            "--limit",
+            40,
+            "--out",
+            tmp_path / "o",
+        )
     )
-    assert code == 0, err
     meta = json.loads((tmp_path / "o" / "run.json").read_text())
     assert meta["fixes"] == kept
     assert meta["settings"]["batch_window_ms"] == 0.0

@@ -13,7 +13,7 @@ from latfix.config.workload_toml import read_spec
 from latfix.settings import RunnerSettings, rules_of
 from latfix.traffic.io.reader import read_traffic
 from tests.cli.conftest import refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 
 @pytest.mark.slow
@@ -22,16 +22,14 @@ def test_what_it_writes_runs_unchanged(tmp_path: Path) -> None:
     code, out, err = cli("init", folder)
     assert (code, err) == (0, "")
     assert str(folder) in out
-    code, out, err = cli("diagnose", folder, "--limit", 40, "--speed", 20, "--out", tmp_path / "run", "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("diagnose", folder, "--limit", 40, "--speed", 20, "--out", tmp_path / "run", "--json", "-"))
     assert json.loads(out)["requests"] == {"ok": 40, "error": 0, "timeout": 0, "shed": 0}
 
 
 @pytest.mark.parametrize("name", ['quote"d', "new\nline", "ünïcode", "back\\slash", "a b", "'", "#"])
 def test_any_folder_name_gives_a_file_that_reads(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
-    code, out, err = cli("init", folder)
-    assert code == 0, err
+    out = succeeded(cli("init", folder))
     assert shlex.split(out.partition("next: ")[2]) == ["latfix", "diagnose", str(folder)]
     spec = read_spec(folder)
     assert spec.entry == "workload:Example"

@@ -16,7 +16,7 @@ import pytest
 import latfix
 from latfix.profilers.service_log.recorder import flush
 from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 HOSTILE = '"}\\ <b>\x1b[31m'
 
@@ -30,16 +30,14 @@ def test_each_update_is_a_line_without_a_terminal(tmp_path: Path) -> None:
     for _ in range(200):
         work()
     flush()
-    code, output, _ = cli("watch", str(tmp_path), "--updates", "2", "--every", "0.1")
-    assert code == 0
+    output = succeeded(cli("watch", str(tmp_path), "--updates", "2", "--every", "0.1"))
     lines = output.splitlines()
     assert len(lines) == 2
     assert all("200 ok" in line and "p99" in line for line in lines)
 
 
 def test_before_the_first_request_it_waits(tmp_path: Path) -> None:
-    code, output, _ = cli("watch", str(tmp_path), "--updates", "1")
-    assert code == 0
+    output = succeeded(cli("watch", str(tmp_path), "--updates", "1"))
     assert "no requests yet" in output
 
 
@@ -131,7 +129,6 @@ def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for _ in range(50):
         work()
     flush()
-    code, output, _ = cli("watch", str(tmp_path), "--updates", "1")
-    assert code == 0
+    output = succeeded(cli("watch", str(tmp_path), "--updates", "1"))
     assert "cause of the slowest" in output
     assert "p99.9" in output

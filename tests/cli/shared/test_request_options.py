@@ -10,7 +10,7 @@ import pytest
 
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import MS, Reached, refused, serve_one_by_one, write_run
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 from tests.reports.conftest import in_one_line
 
 N = 60
@@ -33,8 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_request_is_explained_before_the_diagnosis(run: Path) -> None:
-    code, out, err = cli("report", run, "--request", "r025")
-    assert code == 0, err
+    out = succeeded(cli("report", run, "--request", "r025"))
     _, _, rest = out.partition("Request r025")
     story, _, diagnosis = rest.partition("w on cpu")
     assert "report" in diagnosis
@@ -47,8 +46,7 @@ def test_a_request_is_explained_before_the_diagnosis(run: Path) -> None:
 
 
 def test_the_slowest_are_listed(run: Path) -> None:
-    code, out, _ = cli("report", run, "--slowest", "3")
-    assert code == 0
+    out = succeeded(cli("report", run, "--slowest", "3"))
     listed = out[out.index("The 3 slowest requests") :]
     assert listed.index("r020") < listed.index("r021") < listed.index("r022")
     assert "r023" not in listed
@@ -58,8 +56,7 @@ def test_the_slowest_are_listed(run: Path) -> None:
 def test_the_document_has_only_requested_stories(run: Path) -> None:
     plain = json.loads(cli("report", run, "--json", "-")[1])
     assert "requests_explained" not in plain
-    code, out, err = cli("report", run, "--json", "-", "--request", "r025", "--slowest", "2")
-    assert code == 0, err
+    out = succeeded(cli("report", run, "--json", "-", "--request", "r025", "--slowest", "2"))
     document = json.loads(out)
     stories = document.pop("requests_explained")
     assert document == plain
@@ -74,8 +71,7 @@ def test_the_document_has_only_requested_stories(run: Path) -> None:
 
 
 def test_hostile_ids_can_be_requested_and_are_shown_literally(run: Path) -> None:
-    code, out, err = cli("report", run, "--request", HOSTILE)
-    assert code == 0, err
+    out = succeeded(cli("report", run, "--request", HOSTILE))
     assert "\x1b" not in out and "\u202e" not in out
     assert "Request \\x1b[31m<b>[red]\\u202ex\\n" in out
     page = (run / "report.html").read_text(encoding="utf-8")
@@ -95,8 +91,7 @@ def test_an_unknown_id_is_refused_and_nothing_is_written(run: Path) -> None:
 
 def test_a_killed_run_can_be_explained(tmp_path: Path) -> None:
     run = _write(tmp_path / "killed", finished=False, lost=10)
-    code, out, err = cli("report", run, "--request", "r025", "--request", "r055", "--slowest", "2")
-    assert code == 0, err
+    out = succeeded(cli("report", run, "--request", "r025", "--request", "r055", "--slowest", "2"))
     assert "batch 20 (1)" in in_one_line(out)
     assert "The run ended while it was in queue after 96.0 ms" in in_one_line(out)
     early = _write(tmp_path / "early", finished=False, lost=50)  # r055 had not arrived
@@ -141,8 +136,7 @@ def test_diagnose_explains_what_it_replayed(tmp_path: Path) -> None:
     traffic = [{"arrival_s": k * 0.02, "id": "slow" if k == 25 else f"r{k}"} for k in range(40)]
     workload = write_workload(tmp_path / "w", adapter=adapter, traffic=traffic)
     arguments = ("diagnose", workload, "--out", tmp_path / "out", "--json", "-", "--request", "r27", "--slowest", "1")
-    code, out, err = cli(*arguments)
-    assert code == 0, err
+    out = succeeded(cli(*arguments))
     victim, culprit = json.loads(out)["requests_explained"]
     assert (victim["id"], culprit["id"]) == ("r27", "slow")
     assert victim["difference_ns"] == culprit["difference_ns"] == 0

@@ -21,7 +21,7 @@ from latfix.reports.exports.otlp_http import Collector
 from latfix.reports.exports.otlp_metrics import otlp_metrics
 from tests.cli.commands.reading.test_export import N, a_run
 from tests.cli.conftest import refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 from tests.reports.conftest import Session
 from tests.reports.exports.test_exports import with_batches
 
@@ -75,8 +75,7 @@ def test_spans_and_metrics_arrive_in_bounded_batches(
 ) -> None:
     monkeypatch.setattr("latfix.reports.exports.otlp_spans._PER_LINE", 100)
     run = a_run(tmp_path / "run")
-    code, out, err = cli("export", run, "--to", "otlp", "--endpoint", f"{receiver.endpoint}/")
-    assert code == 0, err
+    out = succeeded(cli("export", run, "--to", "otlp", "--endpoint", f"{receiver.endpoint}/"))
     words = f"sent the spans of {run} in 3 batches and the metrics of the diagnosis to {receiver.endpoint}/"
     assert " ".join(out.split()) == words
     assert [path for path, _, _ in receiver.posted] == ["/v1/traces"] * 3 + ["/v1/metrics"]

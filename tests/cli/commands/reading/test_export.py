@@ -17,7 +17,7 @@ from latfix.files.atomic_write import write_json
 from latfix.reports.exports.formats import ALIASES, FORMATS
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import refused, serve_one_by_one, write_run
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 from tests.reports.conftest import make_document
 
 N, MS = 300, 1_000_000
@@ -88,8 +88,7 @@ def test_rows_are_those_of_the_run(run: Path, tmp_path: Path) -> None:
 def test_spans_can_be_diagnosed(run: Path, tmp_path: Path) -> None:
     spans = tmp_path / "spans.jsonl"
     assert cli("export", str(run), "--to", "opentelemetry", "--out", str(spans))[0] == 0
-    code, out, err = cli("diagnose", str(spans), "--json", "-", "--out", str(tmp_path / "again"))
-    assert code == 0, err
+    out = succeeded(cli("diagnose", str(spans), "--json", "-", "--out", str(tmp_path / "again")))
     assert json.loads(out)["requests"]["ok"] == N
 
 

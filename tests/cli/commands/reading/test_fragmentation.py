@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 
 def test_made_up_traffic(tmp_path: Path) -> None:
@@ -25,10 +25,9 @@ def test_made_up_traffic(tmp_path: Path) -> None:
 
 
 def test_policies_of_ones_own() -> None:
-    code, out, _ = cli(
-        "fragmentation", "--turns", "50", "--policy", "max_split_size_mb:64", "--policy", "buddy", "--json", "-"
+    out = succeeded(
+        cli("fragmentation", "--turns", "50", "--policy", "max_split_size_mb:64", "--policy", "buddy", "--json", "-")
     )
-    assert code == 0
     assert [policy["policy"] for policy in json.loads(out)["policies"]] == [
         "torch's defaults",
         "max_split_size_mb:64",

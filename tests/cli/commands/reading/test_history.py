@@ -14,7 +14,7 @@ import pytest
 from latfix.history.store import History
 from latfix.reports.terminal.widgets import Portable, Sparkline, bars
 from tests.cli.conftest import Cli, refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 from tests.reports.conftest import printed
 
 HOSTILE = "<script>|[red]x[/red]\x1b[31m`@all"
@@ -107,8 +107,7 @@ def test_a_regression_fails_against_the_history_and_does_not_become_it(
 
 def test_a_report_compares_and_does_not_record(ten_runs: History, tmp_path: Path) -> None:
     options = ("--history", ten_runs.path, "--gate", "p99<history*1.2", "--json", tmp_path / "d.json")
-    code, _, err = cli("report", tmp_path / "run-1", *options)
-    assert code == 0, err
+    succeeded(cli("report", tmp_path / "run-1", *options))
     (gate,) = json.loads((tmp_path / "d.json").read_text())["gates"]
     assert "the last 9 runs" in gate["reason"], "not with itself"
     assert len(ten_runs.rows()) == 10
@@ -181,8 +180,7 @@ def test_runs_that_did_not_end_are_recorded_and_not_compared_with(diagnose: Cli,
 
 
 def _history(*arguments: object) -> dict[str, Any]:
-    code, out, err = cli("history", *arguments, "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("history", *arguments, "--json", "-"))
     document: dict[str, Any] = json.loads(out)
     return document
 
@@ -248,8 +246,7 @@ def test_hostile_names_are_shown_and_not_obeyed(ten_runs: History, tmp_path: Pat
         hostile = replace(row, run=f"{HOSTILE}{k}", started=f"{k}{HOSTILE}", series=series, subject=subject)
         ten_runs.add(replace(hostile, verdict=HOSTILE, folder=HOSTILE, unusable="", machine={"cpu": HOSTILE}))
     page = tmp_path / "h.html"
-    code, out, err = cli("history", HOSTILE, "--history", ten_runs.path, "--html", page)
-    assert code == 0, err
+    out = succeeded(cli("history", HOSTILE, "--history", ten_runs.path, "--html", page))
     assert "\x1b" not in out and "[red]x[/red]" in out
     html = page.read_text()
     assert html.count("<script") == 1 and "\x1b" not in html and html.count("<circle") == 12

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import N, refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_run_is_reported_whatever_its_state(runs: dict[bool, Path], finished: bool) -> None:
-    code, out, err = cli("report", runs[finished], "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("report", runs[finished], "--json", "-"))
     document = json.loads(out)
     assert document["partial"] is not finished
     assert document["requests"] == {"ok": N - 1, "error": 1, "timeout": 0, "shed": 0}
@@ -43,8 +42,7 @@ def test_a_folder_whose_name_is_not_utf8(runs: dict[bool, Path], tmp_path: Path,
         ("export", folder, "--to", "parquet", "--out", tmp_path / os.fsdecode(b"\xe9.parquet")),
         ("compare", folder, folder),
     ):
-        code, _, err = cli(*arguments)
-        assert code == 0, err
+        succeeded(cli(*arguments))
 
 
 def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], tmp_path: Path) -> None:
@@ -75,8 +73,7 @@ def test_the_next_step_names_the_folder_of_the_workload(run: Path, monkeypatch: 
 
 
 def test_partial_and_whole_runs_compare(runs: dict[bool, Path]) -> None:
-    code, out, err = cli("compare", runs[True], runs[False], "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("compare", runs[True], runs[False], "--json", "-"))
     assert json.loads(out)["after"]["requests"]["ok"] == N - 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from latfix.results import DOCUMENTS
 from tests.cli.conftest import Cli, refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 from tests.results.test_documents import FOLDER, WRITTEN
 
 #: A word that each result shows.
@@ -33,8 +33,7 @@ SHOWN = {
 def test_a_result_is_shown_from_its_json_alone(name: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     shutil.copy(FOLDER / f"{name}.json", file)
-    code, out, err = cli("report", file)
-    assert code == 0, err
+    out = succeeded(cli("report", file))
     assert SHOWN[name] in out
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
     code, out, _ = cli("report", file, "--json", "-")
@@ -48,8 +47,7 @@ def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str,
     folder = tmp_path / "result"
     folder.mkdir()
     shutil.copy(FOLDER / f"{name}.json", folder)
-    code, out, err = cli("report", folder)
-    assert code == 0, err
+    out = succeeded(cli("report", folder))
     assert SHOWN[name] in out
     has_page = name in ("optimization", "trial", "sweep")
     assert (folder / "report.html").exists() == has_page
@@ -64,8 +62,7 @@ def test_a_recording_that_was_diagnosed_is_shown_again(tmp_path: Path) -> None:
     log, folder = tmp_path / "log.csv", tmp_path / "found"
     rows = (f"{k},{10 + k % 7},{k % 5}" for k in range(200))
     log.write_text("\n".join(["arrival_s,latency_ms,db_ms", *rows]))
-    code, out, err = cli("diagnose", log, "--out", folder)
-    assert code == 0, err
+    out = succeeded(cli("diagnose", log, "--out", folder))
     assert "log: " in out and "--map db_ms=db_ms" in " ".join(out.split())
     page = (folder / "report.html").read_text()
     assert f"host {platform.node()}" in page and "log.csv" in page.partition("<main")[0]

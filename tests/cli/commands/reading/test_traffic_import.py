@@ -12,7 +12,7 @@ from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 from tests.cli.commands.reading.test_traffic import run
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 
 @pytest.fixture
@@ -101,6 +101,5 @@ def test_times_since_1970_are_exact(name: str, tmp_path: Path) -> None:
     times = [f"1700000000.{k:03}" for k in range(100)] + ["1700000000.123456"]
     rows = [f'{{"ts": {time}, "latency_ms": 1}}' if path.suffix == ".jsonl" else f"{time},1" for time in times]
     path.write_text("\n".join([*(["ts,latency_ms"] if path.suffix == ".csv" else []), *rows, ""]))
-    code, _, err = cli("traffic", "import", path, out, "--time", "ts", "--latency", "latency_ms")
-    assert code == 0, err
+    succeeded(cli("traffic", "import", path, out, "--time", "ts", "--latency", "latency_ms"))
     assert read_traffic(out).arrival_ns.tolist() == [*(k * 1_000_000 for k in range(100)), 123_456_000]

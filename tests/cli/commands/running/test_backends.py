@@ -18,7 +18,7 @@ from latfix.runners.backend_comparison import comparison as table
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.reader import read_traffic
 from tests.cli.conftest import refused
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 
 
 @pytest.fixture
@@ -69,8 +69,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table(program: Path, traffic: Path, tmp_path: Path) -> None:
     kept, target = tmp_path / "kept", tmp_path / "table.json"
     how = ("--map", "length=min(length, 6)", "--seconds", "0.5", "--out", kept, "--json", target)
-    code, out, err = cli("backends", program, "--traffic", traffic, *how)
-    assert code == 0, err
+    out = succeeded(cli("backends", program, "--traffic", traffic, *how))
     document = json.loads(target.read_text())
     assert document["inputs"][0].startswith("x: float32 (batch, ")
     rows = {row["backend"]: row for row in document["backends"]}
@@ -185,8 +184,7 @@ def test_a_model_file_is_diagnosed(program: Path, traffic: Path, tmp_path: Path)
         'batch_window_ms = 1\nintra_op_threads = 1\n[inputs]\nx = { shape = ["batch", "min(length, 6)", 4] }\n'
     )
     assert program.is_file() and traffic.is_file()
-    code, _, err = cli("diagnose", tmp_path, "--out", out_dir, "--json", target)
-    assert code == 0, err
+    succeeded(cli("diagnose", tmp_path, "--out", out_dir, "--json", target))
     document = json.loads(target.read_text())
     assert document["requests"] == {"ok": 20, "error": 0, "timeout": 0, "shed": 0}
     meta = json.loads((out_dir / "run.json").read_text())

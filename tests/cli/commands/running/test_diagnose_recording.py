@@ -12,7 +12,7 @@ from latfix.profilers.recordings import detect
 from latfix.results import read_result
 from latfix.results.diagnosis import Diagnosis
 from tests.cli.conftest import refused
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 from tests.profilers.recordings.test_detect import TOY
 
 
@@ -24,8 +24,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_recording_gives_the_document_the_page_and_the_terminal(toy: Path, tmp_path: Path) -> None:
-    code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--step", "^decode")
-    assert code == 0
+    shown = succeeded(cli("diagnose", toy, "--out", tmp_path / "out", "--step", "^decode"))
     assert "The recording's only step takes 5.00 ms" in " ".join(shown.split())
     assert "gpu.compute" in shown and "1 ok" in shown
     document = json.loads((tmp_path / "out" / "diagnosis.json").read_text())

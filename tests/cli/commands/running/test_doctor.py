@@ -9,7 +9,7 @@ import pytest
 
 from latfix.runners.doctor import examine as examining
 from latfix.runners.doctor import torch_facts as facts
-from tests.conftest import cli
+from tests.conftest import cli, succeeded
 
 _TORCH = {
     "version": "2.13.0",
@@ -42,8 +42,7 @@ def test_every_finding_is_whole() -> None:
 
 def test_what_costs_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "torch_facts", lambda: {**_TORCH, "mkldnn": False})
-    code, out, _ = cli("doctor", "--seconds", "0")
-    assert code == 0
+    out = succeeded(cli("doctor", "--seconds", "0"))
     assert out.index("Costs latency or makes it jitter") < out.index("Good to know") < out.index("\nOK\n")
     assert "slow paths" in " ".join(out.split()) and "install a build of torch with oneDNN" in " ".join(out.split())
     assert "nothing was changed" in out

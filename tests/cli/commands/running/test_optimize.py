@@ -24,7 +24,7 @@ from latfix.runners.replay.run_session import Interrupted, Replay
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 
 
 class Search:
@@ -151,8 +151,7 @@ def test_an_accuracy_that_cannot_be_measured_costs_no_result(optimize: Cli, sear
 def test_the_plan_of_an_onnx_file_replaces_what_runs_it(optimize: Cli, search: Search, tmp_path: Path) -> None:
     """The setting is ``torch``, and ONNX Runtime runs the file all the same."""
     search.file = "model.onnx"
-    code, out, err = optimize()
-    assert code == 0, err
+    out = succeeded(optimize())
     assert json.loads((tmp_path / "o" / "optimization.json").read_text())["changes"]["backend"] == [
         "onnxruntime",
         "openvino",
@@ -182,16 +181,14 @@ def test_a_summary_names_workload_and_plan_as_a_shell_finds_them(
     search.file = "model.onnx"  # a plan that changes a setting
     monkeypatch.chdir(tmp_path)
     deep = Path("runs", *["of a branch"] * 20)  # a long path is not cut off
-    code, out, err = optimize("--out", deep, "--markdown", "-")
-    assert code == 0, err
+    out = succeeded(optimize("--out", deep, "--markdown", "-"))
     command = f"latfix diagnose {tmp_path / 'w'} --plan '{deep / 'plan.toml'}'"
     assert command in unescape(out.replace("<!-- -->", ""))
 
 
 def test_what_is_recorded_is_the_service_with_its_fixes(optimize: Cli, search: Search, tmp_path: Path) -> None:
     for k in range(2):
-        code, _, err = optimize("--history", tmp_path / "h", "--out", tmp_path / f"o{k}")
-        assert code == 0, err
+        succeeded(optimize("--history", tmp_path / "h", "--out", tmp_path / f"o{k}"))
     document = json.loads((tmp_path / "o1" / "optimization.json").read_text())
     first, second = History.read(tmp_path / "h").rows()
     assert second.subject.latency_ms.items() >= document["after"]["latency_ms"].items()
@@ -269,8 +266,7 @@ def test_gates_keep_the_final_replay_going(optimize: Cli, search: Search) -> Non
 
 def test_resume_continues_in_its_folder(optimize: Cli, search: Search, tmp_path: Path) -> None:
     (tmp_path / "earlier" / "search").mkdir(parents=True)
-    code, _, err = optimize("--resume", tmp_path / "earlier")
-    assert code == 0, err
+    succeeded(optimize("--resume", tmp_path / "earlier"))
     assert search.received["out"] == tmp_path / "earlier" and search.received["resume"]
     assert (tmp_path / "earlier" / "optimization.json").exists()
 

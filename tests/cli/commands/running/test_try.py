@@ -19,7 +19,7 @@ from latfix.runners.side_by_side import replay_in_turns
 from latfix.statistics.decision import RatioEstimate
 from tests.adapters import sleeper
 from tests.cli.conftest import refused
-from tests.conftest import cli, write_workload
+from tests.conftest import cli, succeeded, write_workload
 from tests.reports.conftest import in_one_line, printed
 from tests.results.test_documents import written
 
@@ -232,8 +232,7 @@ def test_a_trial_of_real_processes(tmp_path: Path) -> None:
     with (workload / "workload.toml").open("a", encoding="utf-8") as file:
         file.write("[objective]\npercentile = 50\n")
     sets = ("--set", "batch_window_ms=0", "--set", "backend=tensorrt")
-    code, out, err = cli("try", workload, *sets, "--rounds", 2, "--out", tmp_path / "o", "--json", "-")
-    assert code == 0, err
+    out = succeeded(cli("try", workload, *sets, "--rounds", 2, "--out", tmp_path / "o", "--json", "-"))
     document = json.loads(out)
     assert document == json.loads((tmp_path / "o" / "trial.json").read_text())
     window, failed = document["ideas"]
