@@ -64,13 +64,13 @@ def _whole_digits(number: float) -> int:
     return max(3, len(str(int(abs(number))))) if abs(number) < 1e9 else 3
 
 
-def rounded_up(value: float, digits: int = 2) -> str:
-    """The next larger number of so many digits, without separators, as a limit: 203 is ``210``, and 210 ``220``.
+def rounded_up(value: float) -> str:
+    """The next larger number of two digits, without separators, as a limit: 203 is ``210``, and 210 ``220``.
 
     :param value: above 0.
     """
-    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return significant((math.floor(value / step + 1e-9) + 1) * step, digits).replace(",", "")
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return significant((math.floor(value / step + 1e-9) + 1) * step, 2).replace(",", "")
 
 
 def _with_unit(value: object, unit: str) -> str:
@@ -185,7 +185,7 @@ def uncertain(value: object, bounds: object) -> str:
     return significant(value) if place is None else _at_place(value, place)
 
 
-def uncertain_bounds(bounds: object, word: str = " to ") -> str:
+def uncertain_bounds(bounds: object) -> str:
     """``572 to 1,910``, both ends rounded as by :func:`uncertain`; ``up to 606`` if the lower end is not above 0,
     ``at least 572`` if the upper end is open.
     """
@@ -194,7 +194,7 @@ def uncertain_bounds(bounds: object, word: str = " to ") -> str:
         return NONE if (low := lower_end(bounds)) is None else f"at least {significant(low)}"
     place = _open_place(bounds)
     first, last = (significant(end) if place is None else _at_place(end, place) for end in pair)
-    return f"{first}{word}{last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"
+    return f"{first} to {last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"
 
 
 def _open_place(bounds: object) -> int | None:

@@ -415,9 +415,3 @@ def torch_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorchCuda]:
         return made
 
     return on
-
-
-@pytest.fixture(scope="session")
-def fake_cuda() -> type[FakeCuda]:
-    """A CUDA device without one; ``fake_cuda.refused`` is what it raises."""
-    return FakeCuda

@@ -25,6 +25,7 @@ from latfix.profilers.gpu.allocator_counters import (
 )
 from latfix.profilers.gpu.free_block_probe import MOST_BLOCKS, FreeBlocksReader, free_blocks_reader
 from latfix.profilers.probes.stage_recorder import StageRecorder
+from tests.conftest import FakeCuda
 
 _MIB = 1 << 20
 
@@ -55,9 +56,9 @@ def _read(recorder: StageRecorder, *batches: int) -> list[int]:
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_driver_calls_between_batches_are_not_attributed_to_a_batch(fake_cuda: Any, concurrent: bool) -> None:
+def test_driver_calls_between_batches_are_not_attributed_to_a_batch(concurrent: bool) -> None:
     """During a batch they cannot be separated from it, so that the batch keeps all its changes."""
-    device = fake_cuda(100 * _MIB)
+    device = FakeCuda(100 * _MIB)
     recorder, counters = StageRecorder(2), _counting(device)
     held = []
     if concurrent:
@@ -74,8 +75,8 @@ def test_driver_calls_between_batches_are_not_attributed_to_a_batch(fake_cuda: A
     assert counters.idle(lambda: True)
 
 
-def test_a_batch_gets_the_changes_since_the_previous_one(fake_cuda: Any) -> None:
-    device = fake_cuda(100 * _MIB)
+def test_a_batch_gets_the_changes_since_the_previous_one() -> None:
+    device = FakeCuda(100 * _MIB)
     recorder = StageRecorder(4)
     model = device.allocate(12 * _MIB)
     counters = _counting(device)
@@ -96,8 +97,8 @@ def test_a_batch_gets_the_changes_since_the_previous_one(fake_cuda: Any) -> None
     del small, model
 
 
-def test_a_retry_gives_entirely_free_segments_back(fake_cuda: Any) -> None:
-    device = fake_cuda(100 * _MIB)
+def test_a_retry_gives_entirely_free_segments_back() -> None:
+    device = FakeCuda(100 * _MIB)
     recorder, counters = StageRecorder(4), _counting(device)
     held = [device.allocate(30 * _MIB) for _ in range(3)]
     counters.note(recorder.batch, 0)
@@ -110,8 +111,8 @@ def test_a_retry_gives_entirely_free_segments_back(fake_cuda: Any) -> None:
     del kept
 
 
-def test_a_long_reading_is_followed_by_a_pause(fake_cuda: Any) -> None:
-    device = fake_cuda()
+def test_a_long_reading_is_followed_by_a_pause() -> None:
+    device = FakeCuda()
     recorder, counters = StageRecorder(8), _counting(device, _slowly(device))
     counters.note(recorder.batch, 0)
     for batch, later in ((1, 1_000_000), (2, 10_000_000), (3, 2_000_000)):
@@ -126,8 +127,8 @@ def test_a_long_reading_is_followed_by_a_pause(fake_cuda: Any) -> None:
     assert counters.cost_ns <= 0.01 * device.now
 
 
-def test_memory_reserved_ahead_is_not_attributed_to_a_batch(fake_cuda: Any) -> None:
-    device = fake_cuda()
+def test_memory_reserved_ahead_is_not_attributed_to_a_batch() -> None:
+    device = FakeCuda()
     recorder, counters = StageRecorder(4), _counting(device)
     ahead = device.allocate(300 * _MIB)
     counters.skip()
@@ -137,9 +138,9 @@ def test_memory_reserved_ahead_is_not_attributed_to_a_batch(fake_cuda: Any) -> N
     del ahead
 
 
-def test_nothing_is_read_while_another_worker_runs_a_batch(fake_cuda: Any) -> None:
+def test_nothing_is_read_while_another_worker_runs_a_batch() -> None:
     """It might be in a driver call with the allocator's lock, for which a reading would wait."""
-    device = fake_cuda()
+    device = FakeCuda()
     recorder, counters = StageRecorder(4), _counting(device)
     counters.enter()
     counters.enter()
@@ -184,8 +185,8 @@ def test_blocks_are_listed_after_a_pause_and_not_if_there_are_many(cost_ms: int,
     assert reader.poll() == {} and listed[0] == 2
 
 
-def test_call_costs_are_fixed_plus_by_size(fake_cuda: Any) -> None:
-    device = fake_cuda(4 << 30)
+def test_call_costs_are_fixed_plus_by_size() -> None:
+    device = FakeCuda(4 << 30)
     costs = measure_calls(device, device.clock)
     assert costs["device_malloc_ns"] == pytest.approx(device.MALLOC_NS)
     assert costs["device_malloc_mib_ns"] == pytest.approx(device.MIB_NS)
@@ -195,14 +196,12 @@ def test_call_costs_are_fixed_plus_by_size(fake_cuda: Any) -> None:
     assert device.memory() == (4 << 30, 4 << 30), "all of it was given back"
 
 
-def test_a_device_that_is_nearly_full_or_refuses_has_no_costs(
-    fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    malloc, device = fake_cuda.malloc, fake_cuda(4 << 30, others=3584 * _MIB)
+def test_a_device_that_is_nearly_full_or_refuses_has_no_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    malloc, device = FakeCuda.malloc, FakeCuda(4 << 30, others=3584 * _MIB)
     assert measure_calls(device, device.clock) == {} and device.now == 0, "it is left alone"
-    device = fake_cuda(4 << 30)
+    device = FakeCuda(4 << 30)
     free = iter([1] * 5)  # then the device is full
-    monkeypatch.setattr(fake_cuda, "malloc", lambda self, size: malloc(self, size) if next(free, 0) else 0)
+    monkeypatch.setattr(FakeCuda, "malloc", lambda self, size: malloc(self, size) if next(free, 0) else 0)
     assert measure_calls(device, device.clock) == {} and next(free, 0) == 0
 
 
@@ -315,9 +314,9 @@ def test_refused_pages_have_no_costs_and_leave_nothing_behind(driver: _Driver) -
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
-def test_an_allocator_without_a_block_list_is_not_queried(torch_on: Any, fake_cuda: Any, backend: str) -> None:
+def test_an_allocator_without_a_block_list_is_not_queried(torch_on: Any, backend: str) -> None:
     """It raises, which would end the sampler's thread and the run."""
-    torch = torch_on(fake_cuda(), backend=backend)
+    torch = torch_on(FakeCuda(), backend=backend)
     assert free_blocks_reader("cuda:0") is None
     read, counters = cuda_reader("cuda:0"), cuda_counters("cuda:0")
     if backend == "pluggable":
@@ -343,9 +342,9 @@ def test_blocks_are_listed_between_batches() -> None:
     assert reader.poll() and listed == [1]
 
 
-def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
+def test_the_blocks_of_all_devices_count(torch_on: Any) -> None:
     """A listing always covers all devices."""
-    few, many = fake_cuda(), fake_cuda(64 << 30)
+    few, many = FakeCuda(), FakeCuda(64 << 30)
     torch_on(few, many)
     free = few.allocate(30 * _MIB)
     del free
@@ -357,8 +356,8 @@ def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
     del held
 
 
-def test_during_a_batch_series_come_from_the_last_reading(torch_on: Any, fake_cuda: Any) -> None:
-    device = fake_cuda()
+def test_during_a_batch_series_come_from_the_last_reading(torch_on: Any) -> None:
+    device = FakeCuda()
     torch = torch_on(device)
     recorder = StageRecorder(4)
     counters = _counting(device, cuda_counters("cuda:0"))
@@ -380,8 +379,8 @@ def test_during_a_batch_series_come_from_the_last_reading(torch_on: Any, fake_cu
     del held, more
 
 
-def test_a_reading_that_is_not_due_makes_the_last_one_stale(torch_on: Any, fake_cuda: Any) -> None:
-    device = fake_cuda()
+def test_a_reading_that_is_not_due_makes_the_last_one_stale(torch_on: Any) -> None:
+    device = FakeCuda()
     torch = torch_on(device)
     recorder, counters = StageRecorder(4), _counting(device, _slowly(device))
     read = cuda_reader("cuda:0", counters)
@@ -406,8 +405,8 @@ def test_a_reading_that_is_not_due_makes_the_last_one_stale(torch_on: Any, fake_
     assert read() == {}
 
 
-def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:
-    torch = torch_on(fake_cuda(), fake_cuda())
+def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any) -> None:
+    torch = torch_on(FakeCuda(), FakeCuda())
     inside = RunningBatches()
     read = cuda_reader("cuda:1", inside)
     assert read is not None and read()

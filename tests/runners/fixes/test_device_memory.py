@@ -33,6 +33,7 @@ from latfix.runners.gpu_memory.caching_allocator import (
     reserve,
 )
 from latfix.settings import RunnerSettings
+from tests.conftest import FakeCuda
 from tests.runners.fixes.conftest import make_context, make_record
 
 _MIB = 1 << 20
@@ -50,12 +51,12 @@ def trace() -> AllocationTrace:
 
 
 @pytest.fixture
-def play(fake_cuda: Any, trace: AllocationTrace) -> Play:
+def play(trace: AllocationTrace) -> Play:
     """Serve the trace in batches of eight allocations under some settings, and record what a run records."""
 
     def serve(settings: RunnerSettings | None = None, total: int = _TOTAL, others: int = 0) -> RunRecord:
         settings = settings or RunnerSettings()
-        device = fake_cuda(total, allocator_conf(settings.env), others)
+        device: Any = FakeCuda(total, allocator_conf(settings.env), others)
         notes = limit_memory(settings.device_memory_share, {"cuda:0": device})
         counters = BatchCounters.of(lambda: from_nested(device.stats()), device.clock)
         assert counters is not None
@@ -283,9 +284,9 @@ def test_a_recorded_history_is_replayed_in_the_processs_room(tmp_path: Path) -> 
     ],
 )
 def test_an_allocator_without_figures_does_not_end_a_run(
-    torch_on: Any, fake_cuda: Any, backend: str, told: set[str] | None, note: str
+    torch_on: Any, backend: str, told: set[str] | None, note: str
 ) -> None:
-    torch_on(fake_cuda(conf="max_split_size_mb:64"), backend=backend)
+    torch_on(FakeCuda(conf="max_split_size_mb:64"), backend=backend)
     allocator = allocator_of("cuda:0")
     assert allocator is not None and limit_memory(0.5, {"cuda:0": allocator}) == []
     known = DeviceFacts({"cuda:0": allocator})
@@ -299,27 +300,25 @@ def test_an_allocator_without_figures_does_not_end_a_run(
     assert {name.replace(OLDER_CONF, ALLOC_CONF) for name in found["settings"]} == told
 
 
-def test_only_torchs_own_allocator_has_a_history(torch_on: Any, fake_cuda: Any) -> None:
-    told = torch_on(fake_cuda())
+def test_only_torchs_own_allocator_has_a_history(torch_on: Any) -> None:
+    told = torch_on(FakeCuda())
     assert begin_history("cuda:0") == ""
     assert (told.recording["context"], told.recording["stacks"]) == (None, "python"), "no stack is wanted of anything"
-    torch_on(fake_cuda(), backend="cudaMallocAsync")
+    torch_on(FakeCuda(), backend="cudaMallocAsync")
     assert begin_history("cuda:0") == "the device's memory is managed by cudaMallocAsync, which records no history"
 
 
 @pytest.mark.parametrize(("backend", "available"), [("cudaMallocAsync", True), ("pluggable", False)])
-def test_memory_of_batches_is_measured_if_the_allocator_counts(
-    torch_on: Any, fake_cuda: Any, backend: str, available: bool
-) -> None:
-    torch_on(fake_cuda(), backend=backend)
+def test_memory_of_batches_is_measured_if_the_allocator_counts(torch_on: Any, backend: str, available: bool) -> None:
+    torch_on(FakeCuda(), backend=backend)
     peak = PeakMemory("cuda:0")
     peak.begin()
     assert peak.available is available and peak.need_bytes() == 0
 
 
-def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any, fake_cuda: Any) -> None:
+def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any) -> None:
     """What limits batches by memory sets the peaks back at each one."""
-    device = fake_cuda(4 << 30)
+    device = FakeCuda(4 << 30)
     torch_on(device)
     model = device.allocate(100 * _MIB)
     peak = PeakMemory("cuda:0")
@@ -349,8 +348,8 @@ def _two(record: RunRecord, first: Mapping[str, Any], second: Mapping[str, Any])
     return replace(record, meta=record.meta.updated(device_memory=both))
 
 
-def test_every_device_is_limited_and_reported(torch_on: Any, fake_cuda: Any) -> None:
-    devices = [fake_cuda(), fake_cuda()]
+def test_every_device_is_limited_and_reported(torch_on: Any) -> None:
+    devices = [FakeCuda(), FakeCuda()]
     torch_on(*devices)
     allocators = allocators_of(["cuda:0", "cuda:1", "cuda:1"])
     assert limit_memory(0.25, allocators) == []
@@ -483,9 +482,9 @@ def test_stalls_are_those_that_the_allocator_counted(tmp_path: Path) -> None:
 
 
 def test_a_histories_stalls_are_counted_from_its_begin_on(
-    torch_on: Any, fake_cuda: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    torch_on: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    devices = fake_cuda(100 * _MIB), fake_cuda(100 * _MIB)
+    devices = FakeCuda(100 * _MIB), FakeCuda(100 * _MIB)
     torch_on(*devices)
     monkeypatch.setattr("torch.cuda.memory._dump_snapshot", lambda file: Path(file).touch())
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
+from tests.conftest import FakeCuda
 from tests.runners.engine.served import Served, requests_of
 
 pytestmark = pytest.mark.alone
@@ -49,8 +50,8 @@ def _serve(device: Any, requests: int, workers: int = 1, model: torch.nn.Module 
     return batches
 
 
-def test_each_batch_has_its_own_calls(fake_cuda: Any) -> None:
-    rows = _serve(fake_cuda(70 * _MIB), 3)
+def test_each_batch_has_its_own_calls() -> None:
+    rows = _serve(FakeCuda(70 * _MIB), 3)
     assert rows["device_read"].tolist() == [1, 1, 1]
     assert rows["device_allocs"].tolist() == [1, 1, 1]
     # Twenty MiB, then forty more, and then sixty, for which both are released first.
@@ -59,8 +60,8 @@ def test_each_batch_has_its_own_calls(fake_cuda: Any) -> None:
     assert rows["device_reserved_bytes"].tolist() == [20 * _MIB, 60 * _MIB, 60 * _MIB]
 
 
-def test_calls_of_a_failed_batch_are_in_the_next_reading(fake_cuda: Any) -> None:
-    rows = _serve(fake_cuda(1 << 30), 5)
+def test_calls_of_a_failed_batch_are_in_the_next_reading() -> None:
+    rows = _serve(FakeCuda(1 << 30), 5)
     assert rows["device_read"].tolist() == [1, 1, 1, 0, 1]
     assert rows["device_allocs"].tolist() == [1, 1, 1, 0, 2]
 
@@ -78,7 +79,7 @@ class _Meeting(torch.nn.Module):
         return x
 
 
-def test_workers_that_overlap_are_not_read(fake_cuda: Any) -> None:
+def test_workers_that_overlap_are_not_read() -> None:
     """Of two overlapping batches only the one that ends last is read: by then no other is in progress."""
-    rows = _serve(fake_cuda(), 8, workers=2, model=_Meeting())
+    rows = _serve(FakeCuda(), 8, workers=2, model=_Meeting())
     assert len(rows) == 8 and rows["device_read"].sum() <= 4

@@ -28,6 +28,7 @@ from latfix.runners.scheduling.control import check_policies
 from latfix.runners.service.load import LoadedModels, convert_models, load_models
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
+from tests.conftest import FakeCuda
 from tests.runners.engine.served import Served, instance_of
 from tests.runners.gpu.simulated import SimulatedAccelerator
 
@@ -240,16 +241,14 @@ def test_other_processes_on_a_device_affect_its_workers() -> None:
         (["cpu", "cpu"], "native", type(None)),
     ],
 )
-def test_how_the_devices_counters_are_read(
-    devices: Sequence[str], backend: str, kind: type, torch_on: Any, fake_cuda: Any
-) -> None:
-    torch_on(fake_cuda(), fake_cuda(), backend=backend)
+def test_how_the_devices_counters_are_read(devices: Sequence[str], backend: str, kind: type, torch_on: Any) -> None:
+    torch_on(FakeCuda(), FakeCuda(), backend=backend)
     assert type(engine_on(devices).device_memory) is kind
 
 
-def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, fake_cuda: Any, tmp_path: Path) -> None:
+def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, tmp_path: Path) -> None:
     gpus(2)
-    devices = fake_cuda(), fake_cuda()
+    devices = FakeCuda(), FakeCuda()
     torch_on(*devices)
     (tmp_path / "adapter.py").write_text(ADAPTER)
     settings = RunnerSettings(workers=3, devices=2, device_memory_share=0.25)

@@ -71,8 +71,6 @@ def test_tunables_are_merged_one_by_one() -> None:
     assert found["glibc.malloc.trim_threshold"] == "8589934592"
 
 
-Run = Callable[..., dict[str, Any]]
-
 CHILD = """
 import json, os, sys
 from latfix.runners.host.process_setup import ProcessSetup, memory_facts
@@ -89,26 +87,21 @@ print(json.dumps({"kept": setup.kept_bytes, "touched": setup.prefaulted_bytes,
 """
 
 
-@pytest.fixture
-def run() -> Run:
+def run(body: str = "", after: str = "", **values: Any) -> dict[str, Any]:
     """Applies the settings in a new process and returns its output."""
-
-    def start(body: str = "", after: str = "", **values: Any) -> dict[str, Any]:
-        wanted = RunnerSettings(**values)
-        code = CHILD.replace("BODY", body).replace("AFTER", after)
-        ended = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(values)],
-            env=process_environment(wanted),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-            start_new_session=True,
-        )
-        found: dict[str, Any] = json.loads(ended.stdout)
-        return found
-
-    return start
+    wanted = RunnerSettings(**values)
+    code = CHILD.replace("BODY", body).replace("AFTER", after)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(values)],
+        env=process_environment(wanted),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        start_new_session=True,
+    )
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
 
 
 BLOCKS = """
@@ -128,7 +121,7 @@ more = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
 
 @linux
 @glibc
-def test_prefaulted_memory_stays_and_causes_no_later_fault(run: Run) -> None:
+def test_prefaulted_memory_stays_and_causes_no_later_fault() -> None:
     with_it, without = run(after=BLOCKS, prefault_mb=32), run(after=BLOCKS)
     assert with_it["notes"] == []
     assert with_it["touched"] == 32 << 20
@@ -141,7 +134,7 @@ def test_prefaulted_memory_stays_and_causes_no_later_fault(run: Run) -> None:
 
 @linux
 @glibc
-def test_other_threads_use_what_was_prefaulted(run: Run) -> None:
+def test_other_threads_use_what_was_prefaulted() -> None:
     in_a_thread = "import threading\ndef work():\n    global more\n" + "".join(
         f"    {line}\n" for line in BLOCKS.strip().splitlines()
     )
@@ -160,7 +153,7 @@ def test_more_than_the_available_memory_is_not_touched_and_noted_once(monkeypatc
 
 @linux
 @pytest.mark.skipif(huge_page_mode() not in ("madvise", "always"), reason="the kernel gives no huge pages")
-def test_huge_pages_are_made_of_what_is_there_and_of_what_comes(run: Run) -> None:
+def test_huge_pages_are_made_of_what_is_there_and_of_what_comes() -> None:
     hold = "import ctypes\nc = ctypes.CDLL(None)\nc.malloc.restype = ctypes.c_void_p\n"
     hold += "blocks = [c.malloc(16 << 20)]\nctypes.memset(blocks[0], 1, 16 << 20)\n"
     later = "blocks.append(c.malloc(16 << 20))\nctypes.memset(blocks[1], 1, 16 << 20)\n"
@@ -172,7 +165,7 @@ def test_huge_pages_are_made_of_what_is_there_and_of_what_comes(run: Run) -> Non
 
 
 @linux
-def test_memory_is_locked_where_it_may_be(run: Run) -> None:
+def test_memory_is_locked_where_it_may_be() -> None:
     found = run(lock_memory=True)
     limit = lockable_bytes()
     if limit is None:
@@ -211,7 +204,7 @@ def test_a_refusal_of_the_system_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
 
 @linux
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
-def test_the_group_of_a_process_that_leads_its_session_gets_the_priority(run: Run) -> None:
+def test_the_group_of_a_process_that_leads_its_session_gets_the_priority() -> None:
     """A process may always lower its own priority."""
     after = "from latfix.runners.host.process_setup import autogroup_nice\nmore = {'group': autogroup_nice()}"
     found = run(after=after, nice=5)
