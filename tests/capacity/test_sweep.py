@@ -323,22 +323,22 @@ def test_measurements_are_kept_on_an_interrupt(at: int, world: World, tmp_path: 
 
 def test_few_processes_are_alive_at_once(world: World, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in range(1, 9)]
-    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=40.0)
+    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=30.0)
     assert len(set(world.starts)) > 6 >= world.most_alive
 
 
 def test_services_that_memory_does_not_hold_together_are_loaded_one_at_a_time(world: World, tmp_path: Path) -> None:
     world.room = 1
     variants = [{"max_batch_size": size} for size in (1, 2, 4)]
-    outcome = run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=60.0)
+    outcome = run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=30.0)
     assert not any(setting.failure for setting in outcome.settings)
     assert {one.setting for one in outcome.measured} == {0, 1, 2} and world.most_alive == 1
 
 
 def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path) -> None:
     world.lost = 0.3
-    outcome = run(world, make_traffic(300, 20.0), tmp_path, requests=300, budget_s=600.0)
-    document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
+    outcome = run(world, make_traffic(300, 20.0), tmp_path, requests=300, budget_s=150.0)
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=150.0, at_least_rps=5.0)
     assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"
     assert document.gate is not None and document.gate.passed is False
     assert document.best is None

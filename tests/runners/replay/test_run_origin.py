@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,11 @@ def test_what_takes_too_long_is_not_a_clean_tree(tmp_path: Path, monkeypatch: py
     slow.write_text(f'#!/bin/sh\ncase "$*" in *status*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(origin, "_PATIENCE_S", 5.0)
+    run = subprocess.run
+
+    def hurried(command: list[str], **how: Any) -> Any:
+        return run(command, **{**how, "timeout": how["timeout"] * (0.1 if "status" in command else 30)})
+
+    monkeypatch.setattr(origin.subprocess, "run", hurried)
     origin._revision.cache_clear()
     assert run_origin(folder)["commit"] == f"{known} (changes unknown)"

@@ -174,7 +174,7 @@ def served(tmp_path: Path) -> tuple[Callable[[float], str], tuple[str, ...]]:
 def test_commands_that_serve_an_address(served: Any, tmp_path: Path, at_once: bool) -> None:
     command, place = served
     out = tmp_path / "out"
-    gates = ("--gate", "p50<=baseline*1.5", "--budget", "12s", "--out", out)
+    gates = ("--gate", "p50<=baseline*1.5", "--budget", "6s", "--out", out)
     words = [command(0.002), command(0.03), *place]
     if at_once:
         words = [word.replace(_port(place), "{port}") for word in words]
