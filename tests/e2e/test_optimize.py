@@ -159,18 +159,8 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, tmp_path: Path) ->
     kept = [step["fix"] for step in windowed.document["steps"] if step["status"] == "kept"]
     assert [fix.id for fix in plan.fixes] == kept
     assert plan.measured["p99_ratio"] == windowed.document["ratio"]["p99"]["value"]
-    succeeded(
-        cli(
-            "diagnose",
-            windowed.workload,
-            "--plan",
-            windowed.folder / "plan.toml",
-            "--limit",
-            40,
-            "--out",
-            tmp_path / "o",
-        )
-    )
+    options = ("--plan", windowed.folder / "plan.toml", "--limit", 40, "--out", tmp_path / "o")
+    succeeded(cli("diagnose", windowed.workload, *options))
     meta = json.loads((tmp_path / "o" / "run.json").read_text())
     assert meta["fixes"] == kept
     assert meta["settings"]["batch_window_ms"] == 0.0

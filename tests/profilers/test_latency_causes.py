@@ -39,9 +39,7 @@ def test_the_cause_that_grew_has_the_difference(metric: str, arms: Arms) -> None
     assert f"; by cause, {which} + " in change.sentence and ": python.gc + " in change.sentence
 
 
-def test_the_judged_and_the_gated_latencies_are_explained_once_each(
-    arms: Arms,
-) -> None:
+def test_the_judged_and_the_gated_latencies_are_explained_once_each(arms: Arms) -> None:
     found = compare_records(arms[0][0], arms[1][0])
     why = explained(found, *arms, metrics=("mean", "p99", "throughput")).why
     assert [change.metric for change in why] == ["p99", "mean"] and all(change.causes_ms for change in why)
@@ -66,9 +64,7 @@ def test_a_disturbed_run_is_said_to_be(arms: Arms) -> None:
     assert found.disturbed in junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host="")
 
 
-def test_requests_without_their_batches_are_explained_by_stage_only(
-    arms: Arms,
-) -> None:
+def test_requests_without_their_batches_are_explained_by_stage_only(arms: Arms) -> None:
     bare = [build_record(arm[0].requests, traffic=arm[0].traffic) for arm in arms]
     found = compare_records(*bare)
     (change,) = explained(found, [bare[0]], [bare[1]]).why

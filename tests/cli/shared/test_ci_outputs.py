@@ -178,12 +178,8 @@ def test_report_and_compare_write_the_same_kinds(diagnose: Cli, service: Any, tm
     diagnose()
     runs = [tmp_path / "run-1", tmp_path / "run-2"]
     for command, arguments, gate in (("report", runs[:1], "p97<1s"), ("compare", runs, "p93<=baseline*0.9")):
-        out = succeeded(
-            cli(
-                *(command, *arguments, "--gate", gate, "--annotations"),
-                *("--junit", tmp_path / "j", "--markdown", tmp_path / "m"),
-            )
-        )
+        options = ("--gate", gate, "--annotations", "--junit", tmp_path / "j", "--markdown", tmp_path / "m")
+        out = succeeded(cli(command, *arguments, *options))
         assert _outcomes(tmp_path / "j") == {gate: "passed"}
         assert _suite(tmp_path / "j").get("name") == f"latfix {command}"
         assert (tmp_path / "m").read_text().startswith(f"## latfix {command}: <code>w</code>")

@@ -212,9 +212,7 @@ def layers() -> list[Layer]:
     ]
 
 
-def test_layers_that_pay_only_compiled_are_ordered_by_their_own_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_that_pay_only_compiled_are_ordered_by_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer by layer, torchao's are slower than the model's, and all would be left out."""
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 1024), torch.nn.Linear(1024, 8))
     names, batch = ["0", "1", "2"], torch.randn(64, 512)
