@@ -31,12 +31,19 @@ from latfix.runners.model_transforms.layer_times import few_row_products, linear
 from latfix.runners.model_transforms.precision_support import device_capability
 from latfix.runners.model_transforms.torch_compile import compiler_evidence
 from latfix.runners.scheduling.control import check_key, check_policies
-from latfix.runners.service.batch_shapes import traffic_shapes
 from latfix.runners.service.forward_census import census, weight_kinds
 from latfix.runners.service.load import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
 from latfix.runners.service.model_makeup import makeup
 from latfix.runners.service.numa_weights import bring_home
-from latfix.runners.service.warm_up import Warmup, as_worker, prepared_sample, rehearsal, representative, sizes_to_run
+from latfix.runners.service.warm_up import (
+    Warmup,
+    as_worker,
+    prepared_sample,
+    rehearsal,
+    representative,
+    sizes_to_run,
+    traffic_shapes,
+)
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 

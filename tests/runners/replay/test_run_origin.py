@@ -60,6 +60,6 @@ def test_what_takes_too_long_is_not_a_clean_tree(tmp_path: Path, monkeypatch: py
     def hurried(command: list[str], **how: Any) -> Any:
         return run(command, **{**how, "timeout": how["timeout"] * (0.1 if "status" in command else 30)})
 
-    monkeypatch.setattr(origin.subprocess, "run", hurried)
+    monkeypatch.setattr(subprocess, "run", hurried)
     origin._revision.cache_clear()
     assert run_origin(folder)["commit"] == f"{known} (changes unknown)"

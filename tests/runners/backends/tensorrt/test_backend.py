@@ -14,8 +14,8 @@ from latfix.runners.calls.tensor_tree import flatten, shapes_of
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
-from latfix.runners.service.batch_shapes import traffic_shapes
 from latfix.runners.service.loaded_service import Service
+from latfix.runners.service.warm_up import traffic_shapes
 from tests.conftest import write_workload
 from tests.runners.backends import padded_service
 from tests.runners.backends.padded_service import loaded, traffic
