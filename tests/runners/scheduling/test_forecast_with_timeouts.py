@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +11,9 @@ import pytest
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedQueue
 from latfix.queueing.serving_order import FixedLimits
-from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
+from tests.runners.scheduling.simulated_runs import offer, recorded
 
 MS = 1_000_000
 PATIENCE_MS = 150.0
@@ -36,9 +36,7 @@ def _waited_ms(traffic: list[Offered], run: Simulated) -> list[float]:
     return [PATIENCE_MS if slot in set(run.dropped) else float(waited[slot]) for slot in range(len(traffic))]
 
 
-def test_requests_that_time_out_keep_a_simulated_service_busy(
-    offer: Callable[..., list[Offered]], recorded: Callable[..., RunRecord]
-) -> None:
+def test_requests_that_time_out_keep_a_simulated_service_busy() -> None:
     # GIVEN a service that is too slow in bursts: many give up in the queue, or are answered too late
     traffic = offer(*[(4.0, 55.0), (2.0, 110.0)] * 5, seed=8, deadline_ms=PATIENCE_MS)
     run = _served(traffic, 1)

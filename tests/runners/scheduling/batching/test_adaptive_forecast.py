@@ -14,6 +14,7 @@ from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, 
 from latfix.queueing.serving_order import FixedLimits
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
+from tests.runners.scheduling.simulated_runs import offer, recorded
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]
@@ -47,7 +48,7 @@ def _served(traffic: list[Offered], settings: RunnerSettings, cost: Callable[[in
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS.keys())
 @pytest.mark.parametrize(("ran", "then"), [(FIXED, ADAPTIVE), (ADAPTIVE, FIXED)], ids=["to it", "from it"])
 def test_an_adaptive_service_is_predicted(
-    offer: Offer, recorded: Recorded, cost: Callable[[int], float], ran: RunnerSettings, then: RunnerSettings
+    cost: Callable[[int], float], ran: RunnerSettings, then: RunnerSettings
 ) -> None:
     # GIVEN the record of a service with one kind of limits, and the truth with the other kind
     traffic = offer((20.0, 60.0), (5.0, 100.0), (20.0, 40.0), seed=8)
