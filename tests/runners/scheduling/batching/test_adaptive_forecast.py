@@ -12,13 +12,10 @@ from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.queueing.serving_order import FixedLimits
-from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from tests.runners.scheduling.simulated_runs import offer, recorded
 
 MS = 1_000_000
-Offer = Callable[..., list[Offered]]
-Recorded = Callable[..., RunRecord]
 FIXED = RunnerSettings(max_batch_size=8, batch_window_ms=40.0)
 ADAPTIVE = FIXED.with_overrides(
     {"batching": "adaptive", "target_ms": 40.0, "window_least_ms": 5.0, "window_most_ms": 50.0}
