@@ -10,6 +10,7 @@ import numpy as np
 from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
 from latfix.formatting import from_ns, milliseconds
+from latfix.profilers.evidence.outside.server_account import BY_THREAD
 from latfix.profilers.evidence.outside.service_process import Counter
 from latfix.profilers.evidence.units import Evidence
 
@@ -155,6 +156,7 @@ class Cause:
         """How its own part is known in a run."""
         modelled = evidence.setup.on_device and self.id in _MODELLED_ON_DEVICES
         modelled |= self.id in _REPORTED and evidence.told.interval_ns > 0
+        modelled |= self.id == "service.compute" and evidence.told.sources.get("compute") == BY_THREAD
         modelled |= self.id == "batching.window" and evidence.setup.rule is not None  # inferred
         return "modelled" if modelled else CATALOGUE[self.id].evidence_class
 

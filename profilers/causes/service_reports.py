@@ -15,10 +15,9 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.service_waits import beyond_usual
+from latfix.profilers.evidence.outside.server_account import WORK
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
-
-_WORK = ("prefill", "compute", "decode")
 
 
 def _queue(evidence: Evidence, _left: Left) -> Claim:
@@ -61,8 +60,8 @@ QUEUE = Cause(
 COMPUTE = Cause(
     id="service.compute",
     outside=_compute,
-    outside_needs=_reports(*_WORK),
-    sentence=partial(_sentence, _WORK, "the service's own work for a request took"),
+    outside_needs=_reports(*WORK),
+    sentence=partial(_sentence, WORK, "the service's own work for a request took"),
 )
 TRANSIT = Cause(
     id="network.transit",

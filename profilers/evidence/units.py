@@ -29,7 +29,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     process_of,
     stage_values,
 )
-from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
+from latfix.profilers.evidence.outside.server_account import BY_THREAD, ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import (
     DISK,
     MAJOR_FAULTS,
@@ -37,6 +37,11 @@ from latfix.profilers.evidence.outside.service_process import (
     THROTTLED,
     Counter,
     ServiceProcess,
+)
+from latfix.profilers.evidence.outside.serving_threads import (
+    ServingThreads,
+    find_serving_threads,
+    nothing_computed,
 )
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
@@ -112,7 +117,9 @@ class Evidence:
     :param locks: waits for locks in a service behind an address; zeros in other runs.
     :param own_prefill: ``(n,)`` nanoseconds to the first output that a large input needs, where streams show it.
     :param shared: waits for other requests in a service behind an address whose queue is unknown.
-    :param told: what a service behind an address itself reports of its requests' time; empty in other runs.
+    :param threads: what threads of a service behind an address computed for long; nothing in other runs.
+    :param told: what a service behind an address itself reports of its requests' time, and how long the thread of
+        each computed if it does not report its work; empty in other runs.
     :param begins: true if these requests are the run's first.
     """
 
@@ -141,6 +148,7 @@ class Evidence:
     locks: LockWaits
     shared: SharedCores
     own_prefill: Ints
+    threads: ServingThreads
     told: ServerAccount = field(default_factory=ServerAccount)
 
     def usually_blocked(self, unit: str) -> int:
@@ -335,7 +343,10 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
-    standstills, locks, shared = _seen_from_outside(record, serving)
+    standstills, locks, shared, threads = _seen_from_outside(record, serving)
+    if threads.known and not told.works:
+        parts, sources = {**told.parts, "compute": threads.computed}, {**told.sources, "compute": BY_THREAD}
+        told = replace(told, parts=parts, sources=sources)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -362,12 +373,15 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         locks=locks,
         shared=shared,
         own_prefill=own_prefill_ns(standstills, spread(units["compute"].wall, batch_of), members.attributes),
+        threads=threads,
         told=told,
     )
 
 
-def _seen_from_outside(record: RunRecord, serving: Serving | None) -> tuple[Standstills, LockWaits, SharedCores]:
-    """Standstills, lock waits and waits for other requests of a service behind an address.
+def _seen_from_outside(
+    record: RunRecord, serving: Serving | None
+) -> tuple[Standstills, LockWaits, SharedCores, ServingThreads]:
+    """Standstills, lock waits, waits for other requests, and long computations of a service behind an address.
 
     Standstills need a service that serves many requests at once: in a queue all requests wait anyway.
     """
@@ -375,15 +389,17 @@ def _seen_from_outside(record: RunRecord, serving: Serving | None) -> tuple[Stan
     standstills, shared = no_standstills(len(rows["index"])), nothing_shared(len(rows["index"]))
     if serving is None:
         none = np.zeros(len(rows["index"]), np.int64)
-        return standstills, LockWaits(lock=none, python=none), shared
+        return standstills, LockWaits(lock=none, python=none), shared, nothing_computed(len(none))
     at, end = presence(rows)
-    answers = None
+    first = end - rows["finish_ns"]
+    answers = np.concatenate([first, end, *streamed_parts(record.events).values()])
+    threads = find_serving_threads(record.samples, at + rows["queue_ns"] + rows["batch_ns"], end, answers)
     if serving.servers == 0:
-        first = end - rows["finish_ns"]
         standstills = find_standstills(at, first, end, rows["index"], record.events)
         shared = find_shared_cores(record.samples, at, end)
-        answers = np.concatenate([first, end, *streamed_parts(record.events).values()])
-    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone, answers), shared
+    parts = answers if serving.servers == 0 else None
+    locks = find_lock_waits(record.samples, at, end, standstills.everyone, parts, threads)
+    return standstills, locks, shared, threads
 
 
 def _positions(index: Ints, scheduled: int) -> Ints:

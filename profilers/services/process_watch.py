@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from latfix.errors import InputError
-from latfix.profilers.evidence.outside.service_process import STOPPED
+from latfix.profilers.evidence.outside.service_process import STOPPED, THREAD
 from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.thread_waits import ThreadWaits
@@ -21,8 +21,8 @@ Reading = dict[str, float]
 #: are counted with ``kernel.task_delayacct``.
 _TICK_NS, _DISK_TICKS = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), 39
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Most threads to read at every poll.
-_MOST_THREADS = 512
+#: Most threads to read at every poll; least time on a core by which a thread ran between two polls.
+_MOST_THREADS, _RAN_NS = 512, 1_000_000
 
 
 class ProcessWatch:
@@ -52,6 +52,8 @@ class ProcessWatch:
         #: ticks; and their sums of threads that ended.
         self._threads: dict[str, tuple[KeptOpen, list[int]]] = {}
         self._ended = [0] * 5
+        #: By thread, its number in :data:`THREAD`.
+        self._numbers: dict[str, int] = {}
         self._state = KeptOpen(self._proc / str(pid) / "task" / str(pid) / "stat", size=128)
         self._stopped_ns, self._seen_ns = 0, time.perf_counter_ns()
         self._faults: dict[int, tuple[int, int]] = {}
@@ -84,18 +86,22 @@ class ProcessWatch:
             for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
                 with contextlib.suppress(OSError):
                     self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128), [0] * 5
+                    self._numbers[thread] = min(set(range(_MOST_THREADS)).difference(self._numbers.values()))
             self._waits.look_around(self._threads)
             self._counted = self._count_threads()
 
     def read_fast(self) -> Reading:
-        """On-CPU time and run-queue delay of all threads, throttled and stopped time, and the waits of threads."""
+        """On-CPU time of all threads and of each that ran, run-queue delay, throttled and stopped time, and waits."""
         if self._count_threads() != self._counted:
             self.look_around()
+        ran: Reading = {}
         with self._lock:
             for thread, (file, counters) in list(self._threads.items()):
                 try:
-                    words = file.read().split()
+                    words, before = file.read().split(), counters[0]
                     counters[:2] = int(words[0]), int(words[1])
+                    if before and counters[0] - before >= _RAN_NS:
+                        ran[f"{THREAD}{self._numbers[thread]}"] = counters[0] - before
                 except (OSError, IndexError):  # the thread ended
                     self._forget(thread)
                     self._counted = 0
@@ -105,7 +111,7 @@ class ProcessWatch:
                 reading[STOPPED] = stopped_ns
             if self.throttling:
                 reading["server.throttled_ns"] = self._throttle.throttled_ns()
-            return reading | self._waits.read()
+            return reading | ran | self._waits.read()
 
     def read_slow(self) -> Reading:
         """Page faults, waits for disks, context switches, resident memory, processes and usable cores.
@@ -167,6 +173,7 @@ class ProcessWatch:
     def _forget(self, thread: str) -> None:
         """Close an ended thread's file, and keep its counters in the sums."""
         file, counters = self._threads.pop(thread)
+        del self._numbers[thread]
         file.close()
         self._ended = [before + more for before, more in zip(self._ended, counters, strict=True)]
 

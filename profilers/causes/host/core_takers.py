@@ -16,6 +16,7 @@ UNSEEN = "processes that are not visible from here (another container, or too sh
 STOLEN = "a neighbor of this virtual machine (stolen by the hypervisor)"
 OPERATORS = "the service's own operator threads"
 WORKERS = "the service's workers"
+BACKGROUND = "threads of the service that serve no request, such as a background job"
 PREPARERS = "its prepare threads"
 REPLAYER = "latfix's replayer"
 PROBES = "latfix's probes and progress"
@@ -59,10 +60,13 @@ class Taker:
         return f"{self.name}, {significant(self.cores, 2)} cores{turns}"
 
 
-def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = None) -> tuple[Taker, ...]:
+def core_takers(
+    samples: Columns, at: Ints | None = None, weight: Ints | None = None, background: tuple[str, ...] = ()
+) -> tuple[Taker, ...]:
     """All takers of cores, the largest first; empty if other processes were not watched.
 
     :param at: times of interest and their ``weight``; the whole run if ``None``.
+    :param background: series of the threads of a service behind an address that serve no request.
     """
     series = _Series.of(samples)
     if series is None:
@@ -90,6 +94,7 @@ def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = 
     seen = float(share @ series.spent(ALL_SERIES)) + process + latfix + stolen
     unseen = float(share @ series.grown("host.cpu_busy_ns")) - seen
     own[PROBES] = own.get(PROBES, 0.0) + latfix
+    own[BACKGROUND] = sum(float(share @ series.spent(name)) for name in background)
     found = [
         *(
             Taker(name=_named(comm, numbers[comm]), cores=cores, outside=True, turn_ns=turns.get(comm, 0.0))

@@ -29,6 +29,7 @@ from latfix.profilers.evidence.outside.service_process import (
     Counter,
     ServiceProcess,
 )
+from latfix.profilers.evidence.outside.serving_threads import ServingThreads, nothing_computed
 from latfix.queueing.inference.batch_inference import infer_rule
 from latfix.queueing.inference.queue_inference import Queue, infer_queue
 from latfix.run_record.run_record import RunRecord
@@ -120,13 +121,19 @@ def _did(cores: float) -> str:
 
 
 def find_lock_waits(
-    samples: Columns, at: Ints, end: Ints, standstills: Intervals, answers: Ints | None = None
+    samples: Columns,
+    at: Ints,
+    end: Ints,
+    standstills: Intervals,
+    answers: Ints | None = None,
+    threads: ServingThreads | None = None,
 ) -> LockWaits:
     """Find waits for locks.
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     :param standstills: when no request was answered, of many in flight.
     :param answers: first bytes, last bytes and all streamed parts, to see the loop blocked with few in flight, too.
+    :param threads: what threads computed for long: a request that computes waits for no lock.
     """
     none = np.zeros(len(at), np.int64)
     process = ServiceProcess(samples, at, end)
@@ -141,7 +148,8 @@ def find_lock_waits(
     python = np.minimum(_counts(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
-    lock, python_lock = _divided(times, step, waiting, python, at, end)
+    threads = nothing_computed(len(at)) if threads is None else threads
+    lock, python_lock = _divided(times, step, waiting, python, at, end, threads)
     begin = times[waiting > 0].astype(np.int64)
     all_wait = step[(waiting > 0) & (waiting == present)].sum() / max(float(step[waiting > 0].sum()), 1.0)
     lacking = _without_core(process, standstills)
@@ -365,8 +373,10 @@ def _inside(times: Floats, at: Ints, end: Ints) -> Ints:
     return np.asarray(begun - np.searchsorted(np.sort(end), times, side="right"), dtype=np.int64)
 
 
-def _divided(times: Floats, step: Floats, waiting: Floats, python: Floats, at: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Thread time of waits, divided among the requests that were there."""
+def _divided(
+    times: Floats, step: Floats, waiting: Floats, python: Floats, at: Ints, end: Ints, threads: ServingThreads
+) -> tuple[Ints, Ints]:
+    """Thread time of waits, divided among the requests that were there and did not compute for long."""
     lock, shared = np.zeros(len(at)), np.zeros(len(at))
     order = np.argsort(at, kind="stable")
     begun = np.searchsorted(at[order], times, side="right")
@@ -374,7 +384,8 @@ def _divided(times: Floats, step: Floats, waiting: Floats, python: Floats, at: I
     first = np.searchsorted(at[order], times - longest)
     for k in np.flatnonzero((waiting > 0) | (python > 0)).tolist():
         near = order[first[k] : begun[k]]
-        there = near[end[near] > times[k]]
+        computes = (threads.begun[near] <= times[k]) & (threads.ended[near] > times[k])
+        there = near[(end[near] > times[k]) & ~computes]
         if not len(there):
             continue
         shared[there] += step[k] * python[k] / len(there)

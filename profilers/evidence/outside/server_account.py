@@ -23,7 +23,11 @@ from latfix.stages import Status
 
 #: Parts of a request's time at a service, in the order in which they are known best.
 PARTS: tuple[str, ...] = ("network", "queue", "prefill", "compute", "decode", "dependency")
-_STAGES = ("queue", "prefill", "compute", "decode")
+#: The service's own work.
+WORK = ("prefill", "compute", "decode")
+_STAGES = ("queue", *WORK)
+#: Source of the part ``compute``, if it is not reported but seen.
+BY_THREAD = "CPU time of the thread that served it, beyond usual work"
 #: Prefix of the series of the metrics: ``stage.STAGE|RANK|METRIC|KIND``. The lower the rank, the more is known of the
 #: metric: 0 and 1 are documented ones, of the requests' own model or path and of all; 2 and 3 likewise of others.
 #: The kinds are ``sum`` (nanoseconds), ``count``, and at the end ``le=SECONDS``: a bucket's requests during the run.
@@ -56,6 +60,11 @@ class ServerAccount:
     buckets_s: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def works(self) -> bool:
+        """True if it reports its own work for the requests."""
+        return any(part in self.parts for part in WORK)
+
     def of(self, part: str, rows: Columns) -> Ints:
         """``(n,)`` nanoseconds of a part; zeros if it is not reported."""
         return self.parts.get(part, np.zeros(len(rows["index"]), np.int64))
@@ -66,7 +75,7 @@ class ServerAccount:
         :param rows: as from :func:`latfix.profilers.evidence.outside.outside_view.as_served`.
         """
         finish = np.minimum(self.of("decode", rows), rows["finish_ns"])
-        total = self.of("prefill", rows) + self.of("compute", rows) + self.of("decode", rows)
+        total: Ints = np.sum([self.of(part, rows) for part in WORK], axis=0)
         first = np.minimum(total - finish, rows["compute_ns"])
         return {"compute": first, "finish": finish + np.minimum(total - finish - first, rows["finish_ns"] - finish)}
 

@@ -41,6 +41,9 @@ CORES, PROCESSES = "server.cores", "server.processes"
 #: waited for events before and wait in another call now.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
 SLEEP, LOOP_IN = "server.sleep", "server.loop_in."
+#: By number of a thread, its time on a core since the previous reading; omitted if it hardly ran. A new thread takes
+#: the lowest free number.
+THREAD = "server.thread."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,125 @@
+"""Threads of a service behind an address that compute for long: for which request, or for none.
+
+Every few milliseconds the watch reads the time of each thread on a core. If a thread computes for far longer than a
+usual request needs, right after a request came or right before it is answered, it serves that request: of several,
+the one that ends first. An event loop serves one after the other, so what it computes between two answers is that of
+the second. A thread whose long computations mostly match no request serves none, such as a background job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latfix.arrays import Floats, Ints
+from latfix.profilers.evidence.outside.event_loop import serves_in_loop
+from latfix.profilers.evidence.outside.service_process import (
+    EPOLL,
+    THREAD,
+    Counter,
+    ServiceProcess,
+    cumulative,
+)
+from latfix.run_record.schema import Columns
+
+#: Long is so many times a usual request's work, and so many nanoseconds.
+_TIMES, _LEAST_NS = 3.0, 15_000_000
+#: Readings in which a thread does not run, and by which it begins or ends apart from its request, or as a share.
+_PAUSE, _APART, _APART_SHARE = 3, 2, 0.1
+#: A thread serves requests if this share of its long computations, by time, does.
+_MOSTLY = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingThreads:
+    """What threads computed for long.
+
+    :param known: the threads were read one by one.
+    :param computed: ``(n,)`` on-CPU nanoseconds of the thread that served a request, beyond a usual request's work.
+    :param begun: ``(n,)`` when that thread began to compute for long, and ``ended`` its end; the same if it did not.
+    :param background: series of the threads that serve none.
+    """
+
+    known: bool
+    computed: Ints
+    begun: Ints
+    ended: Ints
+    background: tuple[str, ...] = ()
+
+
+def nothing_computed(requests: int) -> ServingThreads:
+    """No thread computed for long, or it is not known."""
+    none = np.zeros(requests, np.int64)
+    return ServingThreads(known=False, computed=none, begun=none, ended=none)
+
+
+def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -> ServingThreads:
+    """Find out what threads computed for long.
+
+    :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
+    :param answers: first and last bytes, and all streamed parts.
+    """
+    process, computed = ServiceProcess(samples, at, end), np.zeros(len(at))
+    begun, ended = at.copy(), at.copy()
+    names = sorted({str(name) for name in samples["series"] if str(name).startswith(THREAD)})
+    times, background = process.cpu.at_ns, []
+    if not (names and len(times) > 1 and len(at)):
+        return replace(nothing_computed(len(at)), known=bool(names))
+    loops = Counter.of(samples, EPOLL)
+    there = np.searchsorted(np.sort(at), loops.at_ns) - np.searchsorted(np.sort(end), loops.at_ns)
+    parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
+    work, step, ends = process.typical_work, float(np.median(process.step)), np.sort(end)
+    for name in names:
+        ran = _ran(Counter.of(samples, name), times)
+        thread = cumulative(times, ran)
+        start, stop = _pieces(times, ran, parted)
+        spent, apart = thread.grown(start, stop), np.maximum(_APART * step, _APART_SHARE * (stop - start))
+        answered = np.searchsorted(ends, stop + apart, side="right") - np.searchsorted(ends, start, side="right")
+        beyond = spent - answered * work
+        long = np.flatnonzero(beyond >= max(_TIMES * work, _LEAST_NS))
+        of_thread, served, owners = np.zeros(len(at)), 0.0, []
+        for k in long.tolist():
+            near = np.flatnonzero((at < stop[k]) & (end > start[k]))
+            near = near[(at[near] >= start[k] - apart[k]) | (end[near] <= stop[k] + apart[k])]
+            during = thread.grown(np.maximum(at[near], start[k]), np.minimum(end[near], stop[k] + step))
+            near, during = (each[during >= (1 - _APART_SHARE) * spent[k]] for each in (near, during))
+            if not len(near):
+                continue
+            first = int(np.argmin(end[near]))
+            served += float(beyond[k])
+            owners.append((int(near[first]), k))
+            # In a loop, others may have been computed before all of them are answered.
+            of_thread[near[first]] += max(float(during[first]) - (answered[k] if len(parted) else 1) * work, 0.0)
+        if len(long) and served < _MOSTLY * beyond[long].sum():
+            background.append(name)
+            continue
+        for owner, k in owners:
+            begun[owner] = start[k] if ended[owner] <= at[owner] else min(begun[owner], start[k])
+            ended[owner] = max(ended[owner], stop[k])
+        computed = np.maximum(computed, of_thread)  # threads of a pool work for one request side by side
+    return ServingThreads(
+        known=True,
+        computed=np.rint(np.minimum(computed, end - at)).astype(np.int64),
+        begun=begun,
+        ended=ended,
+        background=tuple(background),
+    )
+
+
+def _ran(grown: Counter, times: Floats) -> Floats:
+    """``(k - 1,)`` a thread's time on a core between the readings of the process."""
+    ran = np.zeros(len(times))
+    ran[np.minimum(np.searchsorted(times, grown.at_ns), len(times) - 1)] = grown.value
+    return ran[1:]
+
+
+def _pieces(times: Floats, ran: Floats, parted: Ints | Floats) -> tuple[Ints, Ints]:
+    """Begin and end of each time in which a thread runs without a pause, parted at some moments."""
+    on = np.flatnonzero(ran > 0)
+    first = np.concatenate([on[:1], on[1:][np.diff(on) > _PAUSE]])
+    last = np.concatenate([on[:-1][np.diff(on) > _PAUSE], on[-1:]])
+    start, stop = times[first], times[last + 1]
+    within = parted[np.searchsorted(start, parted, side="right") > np.searchsorted(stop, parted)]
+    edges = [np.sort(np.concatenate([one, within])).astype(np.int64) for one in (start, stop)]
+    return edges[0], edges[1]

@@ -1,0 +1,155 @@
+"""Requests for which a thread of a service behind an address computes long, on simulated time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from latfix.arrays import Bools, Ints
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.outside.serving_threads import find_serving_threads
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.schema import Columns
+from tests.profilers.evidence.outside.test_outside_view import (
+    MS,
+    arrivals,
+    present,
+    recorded,
+    served,
+    spent,
+)
+from tests.profilers.samples import sample_columns
+
+N, USUAL, LONG = 800, 4 * MS, 300 * MS
+SOME: Bools = np.random.default_rng(7).random(N) < 0.03
+EACH_ONE = np.arange(N)
+
+
+def read(thread: Ints, start: Ints, stop: Ints, until: int, **more: Ints) -> Columns:
+    """Readings every 5 ms of threads that compute from ``start`` to ``stop``, and nothing else unless it is given."""
+    times = np.arange(-300 * MS, until + 300 * MS, 5 * MS)
+    series = {"server.cpu_ns": (times, spent(times, start, stop)), "server.runq_ns": (times, 0 * times)}
+    series |= {f"server.{name}": (times, values(times)) for name, values in more.items()}
+    for number in np.unique(thread):
+        own = thread == number
+        ran = np.diff(spent(times, start[own], stop[own]))
+        on = ran >= MS
+        series[f"server.thread.{number}"] = (times[1:][on], ran[on])
+    return sample_columns(series)
+
+
+def lanes(at: Ints, end: Ints) -> Ints:
+    """The lowest free number for each request while it is there."""
+    free, lane = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
+    for k in np.argsort(at, kind="stable").tolist():
+        lane[k] = np.flatnonzero(free <= at[k])[0]
+        free[lane[k]] = end[k]
+    return lane
+
+
+def shares(found: Diagnosis) -> dict[str, float]:
+    assert found.ledger.conservation_error_ns() == 0
+    return {cause.cause: cause.tail_share for cause in found.causes}
+
+
+def test_a_request_whose_own_thread_computes_long_is_named() -> None:
+    at = arrivals(15.0, n=N)
+    end = at + np.where(SOME, LONG, 0) + USUAL
+    found = diagnose(recorded(at, end, samples=read(lanes(at, end), at, end, int(end.max()))), bootstrap=50)
+    assert found.verdict == "service.compute" and shares(found)["service.compute"] > 0.9
+    cause = next(cause for cause in found.causes if cause.cause == "service.compute")
+    assert cause.requests == np.count_nonzero(SOME) and "CPU time of the thread that served it" in cause.evidence
+
+
+@pytest.mark.parametrize("computes_first", [True, False])
+def test_of_a_request_that_computes_and_waits_only_the_computation_counts(computes_first: bool) -> None:
+    at = arrivals(15.0, n=N)
+    end = at + np.where(SOME, LONG, 0) + USUAL
+    half = np.where(SOME, LONG // 2, 0)
+    start, stop = (at, end - half) if computes_first else (at + half, end)
+    found = shares(
+        diagnose(recorded(at, end, samples=read(lanes(at, end), start, stop, int(end.max()))), bootstrap=50)
+    )
+    assert found["service.compute"] == pytest.approx(0.5, abs=0.1)
+    assert found["external.dependency"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_requests_that_sleep_while_another_thread_computes_do_not_compute() -> None:
+    """A background thread computes for 100 ms every second, whatever requests there are."""
+    at = arrivals(15.0, n=N)
+    end = at + np.where(SOME, LONG, 0) + USUAL
+    jobs = np.arange(500 * MS, int(end.max()), 1_000 * MS)
+    thread = np.concatenate([lanes(at, end) + 1, 0 * jobs])
+    start, stop = np.concatenate([at, jobs]), np.concatenate([at + USUAL, jobs + 100 * MS])
+    watched = read(thread, start, stop, int(end.max()))
+    threads = find_serving_threads(watched, at, end, end)
+    assert threads.known and threads.background == ("server.thread.0",) and not threads.computed.any()
+    found = diagnose(recorded(at, end, samples=watched), bootstrap=50)
+    assert found.verdict == "external.dependency" and "service.compute" not in shares(found)
+
+
+def test_work_that_follows_the_input_is_its_size() -> None:
+    at, size = arrivals(15.0, n=N), np.random.default_rng(3).integers(1, 40, N)
+    size[SOME] *= 8
+    end = at + size * MS
+    record = recorded(at, end, samples=read(lanes(at, end), at, end, int(end.max())), features={"tokens": size})
+    found = shares(diagnose(record, bootstrap=50))
+    assert found["input.size"] > 0.9 and found.get("service.compute", 0.0) < 0.05
+
+
+def test_in_an_event_loop_only_the_request_that_computes_is_charged() -> None:
+    """The others wait for it in the same thread."""
+    at = arrivals(15.0, n=N)
+    work = np.where(SOME, LONG, 0) + USUAL
+    end = served(at, work, 1)
+    loop = read(0 * at, end - work, end, int(end.max()), epoll=lambda times: 1 - present(times, end - work, end))
+    computed = find_serving_threads(loop, at, end, end).computed
+    assert np.array_equal(computed > 0, SOME)
+    assert computed[SOME] == pytest.approx(LONG, rel=0.1)
+
+
+def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
+    """Ten requests come at once, and are answered together after the work of all of them."""
+    alone, bursts = np.arange(300) * 200 * MS, np.repeat(np.arange(30) * 2_000 * MS + 100 * MS, 10)
+    at = np.sort(np.concatenate([alone, bursts]))
+    many = np.where(np.isin(at, bursts), 10, 1)
+    end = at + many * USUAL
+    start, stop = np.unique(at), np.unique(end)
+    loop = read(0 * start, start, stop, int(end.max()), epoll=lambda times: 1 - present(times, start, stop))
+    computed = find_serving_threads(loop, at, end, end).computed
+    assert computed.max() <= USUAL
+    assert "service.compute" not in shares(diagnose(recorded(at, end, samples=loop), bootstrap=50))
+
+
+def test_threads_that_work_for_one_request_side_by_side_count_once() -> None:
+    at = arrivals(5.0, n=N)
+    end = at + np.where(SOME, LONG, 0) + USUAL
+    twice = (np.concatenate([each, each]) for each in (at, end))
+    pool = read(np.repeat([0, 1], N), *twice, int(end.max()))
+    computed = find_serving_threads(pool, at, end, end).computed
+    assert computed.max() <= LONG + USUAL
+
+
+def test_a_request_that_computes_is_not_charged_with_the_wait_of_another_for_the_interpreter() -> None:
+    """Every tenth request comes while one computes, and has the interpreter's lock for half of the time."""
+    at = np.arange(N // 2) * 700 * MS
+    other = at[::4] + 100 * MS
+    end, late = at + USUAL, other + 60 * MS
+    end[::4] += LONG
+    everyone, ends = np.concatenate([at, other]), np.concatenate([end, late])
+    thread = np.concatenate([0 * at, 0 * other + 1])
+    watched = read(
+        thread,
+        everyone,
+        np.concatenate([end, other + 5 * MS]),
+        int(end.max()),
+        futex_python=lambda times: present(times, other + 5 * MS, late),
+    )
+    found = diagnose(recorded(np.sort(everyone), ends[np.argsort(everyone)], samples=watched), bootstrap=50)
+    ledger, order = found.ledger, np.argsort(everyone)
+    computes = np.isin(everyone[order], at[::4])
+    waits = np.isin(everyone[order], other)
+    for cause, rows, expected in (("service.compute", computes, LONG), ("python.gil", waits, 55 * MS)):
+        claimed = ledger.own_ns[ledger.causes.index(cause)]
+        assert claimed[rows].mean() == pytest.approx(expected, rel=0.15), cause
+        assert claimed[~rows].sum() < 0.05 * claimed[rows].sum(), cause
