@@ -217,14 +217,17 @@ class Evidence:
         """On-CPU nanoseconds of that process in each unit."""
         return np.rint(self.process.cpu.grown(self.units[name].start, self.units[name].end)).astype(np.int64)
 
+    def worked(self, name: str) -> Ints:
+        """Nanoseconds of each unit in which a service behind an address worked for its request, as far as known."""
+        return self.at_units(name, self.told.worked(self.rows)[name])
+
     def least_idle(self, name: str) -> Ints:
         """Least nanoseconds of each unit in which a service behind an address did nothing for its request.
 
         Without the time that the service reports as its own work: its process is idle while a device computes.
         """
         unit = self.units[name]
-        worked = self.at_units(name, self.told.worked(self.rows)[name])
-        least = np.minimum(self.process.least_idle(unit.start, unit.end), unit.wall - worked)
+        least = np.minimum(self.process.least_idle(unit.start, unit.end), unit.wall - self.worked(name))
         return np.asarray(least, dtype=np.int64)
 
     def at_units(self, name: str, per_request: Ints) -> Ints:

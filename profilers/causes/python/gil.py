@@ -17,12 +17,15 @@ from latfix.profilers.causes.cause import (
     parts_and_largest,
     reads,
 )
+from latfix.profilers.causes.host.core_takers import BACKGROUND
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
 from latfix.profilers.causes.service_waits import beyond_usual
-from latfix.profilers.evidence.outside.service_process import CPU
+from latfix.profilers.evidence.outside.service_process import CPU, INTERPRETER
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import PERIOD_S, USUAL_NS, WAIT_SERIES
 
+#: Least share of the waits.
+_SHOWN = 0.1
 _ROLES = {"latfix-prepare": "a prepare thread of the service", "latfix-worker": "a worker of the service"}
 
 
@@ -100,8 +103,16 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
     return (
         f"threads of the service waited for the interpreter lock while others ran Python, {median_and_p99(waited)} "
-        f"per request{stopped}; {own_and_propagated(figures)}."
+        f"per request{stopped}{_background(evidence)}; {own_and_propagated(figures)}."
     )
+
+
+def _background(evidence: Evidence) -> str:
+    """A clause on threads that serve no request, if they ran for a noticeable part of these waits."""
+    at, _ = evidence.series(INTERPRETER)
+    ran = [evidence.series(name)[0] for name in evidence.threads.background]
+    share = float(np.mean(np.isin(at, np.concatenate(ran)))) if ran and len(at) else 0.0
+    return f"; {BACKGROUND}, ran for {percent(share)} of that time" if share >= _SHOWN else ""
 
 
 CAUSE = Cause(

@@ -59,7 +59,7 @@ def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints)
         edges = np.concatenate([[start], between, [stop]]).astype(np.int64)
         found += [(int(edges[k]), int(edges[k + 1])) for k in np.flatnonzero(np.diff(edges) >= limit)]
     blocks = np.array(found, np.int64).reshape(-1, 2)
-    return Intervals.merged(blocks[:, 0], blocks[:, 1] - blocks[:, 0])
+    return Intervals(start=blocks[:, 0], end=blocks[:, 1])
 
 
 def _runs(away: Bools, times: Floats) -> tuple[Floats, Floats]:

@@ -133,7 +133,7 @@ def find_lock_waits(
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     :param standstills: when no request was answered, of many in flight.
     :param answers: first bytes, last bytes and all streamed parts, to see the loop blocked with few in flight, too.
-    :param threads: what threads computed for long: a request that computes waits for no lock.
+    :param threads: what threads computed for long: their requests wait for no lock meanwhile.
     """
     none = np.zeros(len(at), np.int64)
     process = ServiceProcess(samples, at, end)
@@ -376,7 +376,7 @@ def _inside(times: Floats, at: Ints, end: Ints) -> Ints:
 def _divided(
     times: Floats, step: Floats, waiting: Floats, python: Floats, at: Ints, end: Ints, threads: ServingThreads
 ) -> tuple[Ints, Ints]:
-    """Thread time of waits, divided among the requests that were there and did not compute for long."""
+    """Thread time of waits, divided among the requests that were there, as far as their threads did not compute."""
     lock, shared = np.zeros(len(at)), np.zeros(len(at))
     order = np.argsort(at, kind="stable")
     begun = np.searchsorted(at[order], times, side="right")
@@ -384,12 +384,12 @@ def _divided(
     first = np.searchsorted(at[order], times - longest)
     for k in np.flatnonzero((waiting > 0) | (python > 0)).tolist():
         near = order[first[k] : begun[k]]
-        computes = (threads.begun[near] <= times[k]) & (threads.ended[near] > times[k])
-        there = near[(end[near] > times[k]) & ~computes]
-        if not len(there):
-            continue
-        shared[there] += step[k] * python[k] / len(there)
-        last = there[np.argsort(end[there], kind="stable")][::-1]
+        there = near[end[near] > times[k]]
+        on = np.array([threads.ran[r][k] if r in threads.ran else 0.0 for r in there.tolist()])
+        off = np.clip(1 - on / max(step[k], 1.0), 0.0, 1.0)
+        shared[there] += step[k] * np.minimum(python[k] * off / max(float(off.sum()), 1.0), 1.0)
+        last = there[off >= _MOSTLY]
+        last = last[np.argsort(end[last], kind="stable")][::-1]
         whole = int(waiting[k])
         lock[last[:whole]] += step[k]
         if whole < len(last):

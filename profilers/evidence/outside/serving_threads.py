@@ -2,13 +2,15 @@
 
 Every few milliseconds the watch reads the time of each thread on a core. If a thread computes for far longer than a
 usual request needs, right after a request came or right before it is answered, it serves that request: of several,
-the one that ends first. An event loop serves one after the other, so what it computes between two answers is that of
-the second. A thread whose long computations mostly match no request serves none, such as a background job.
+the one whose end is next to its own, and that did not come later. An event loop serves one after the other, so what
+it computes between two answers is that of the second. A thread whose long computations mostly match no request serves
+none, such as a background job.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,7 +28,9 @@ from latfix.run_record.schema import Columns
 #: Long is so many times a usual request's work, and so many nanoseconds.
 _TIMES, _LEAST_NS = 3.0, 15_000_000
 #: Readings in which a thread does not run, and by which it begins or ends apart from its request, or as a share.
-_PAUSE, _APART, _APART_SHARE = 3, 2, 0.1
+_PAUSE, _APART, _APART_SHARE = 8, 2, 0.1
+#: An arrival after a thread began counts so many times as much as an end apart from its own.
+_EARLIER = 3.0
 #: A thread serves requests if this share of its long computations, by time, does.
 _MOSTLY = 0.5
 
@@ -37,21 +41,19 @@ class ServingThreads:
 
     :param known: the threads were read one by one.
     :param computed: ``(n,)`` on-CPU nanoseconds of the thread that served a request, beyond a usual request's work.
-    :param begun: ``(n,)`` when that thread began to compute for long, and ``ended`` its end; the same if it did not.
+    :param ran: by row of such a request, ``(k,)`` that thread's time on a core after each reading of the process.
     :param background: series of the threads that serve none.
     """
 
     known: bool
     computed: Ints
-    begun: Ints
-    ended: Ints
+    ran: Mapping[int, Floats] = field(default_factory=dict)
     background: tuple[str, ...] = ()
 
 
 def nothing_computed(requests: int) -> ServingThreads:
     """No thread computed for long, or it is not known."""
-    none = np.zeros(requests, np.int64)
-    return ServingThreads(known=False, computed=none, begun=none, ended=none)
+    return ServingThreads(known=False, computed=np.zeros(requests, np.int64))
 
 
 def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -> ServingThreads:
@@ -61,9 +63,8 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     :param answers: first and last bytes, and all streamed parts.
     """
     process, computed = ServiceProcess(samples, at, end), np.zeros(len(at))
-    begun, ended = at.copy(), at.copy()
     names = sorted({str(name) for name in samples["series"] if str(name).startswith(THREAD)})
-    times, background = process.cpu.at_ns, []
+    times, background, of_requests = process.cpu.at_ns, [], dict[int, Floats]()
     if not (names and len(times) > 1 and len(at)):
         return replace(nothing_computed(len(at)), known=bool(names))
     loops = Counter.of(samples, EPOLL)
@@ -75,10 +76,11 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
         thread = cumulative(times, ran)
         start, stop = _pieces(times, ran, parted)
         spent, apart = thread.grown(start, stop), np.maximum(_APART * step, _APART_SHARE * (stop - start))
-        answered = np.searchsorted(ends, stop + apart, side="right") - np.searchsorted(ends, start, side="right")
+        before, until = (np.searchsorted(ends, each, side="right") for each in (start, stop + _APART * step))
+        answered = until - before
         beyond = spent - answered * work
         long = np.flatnonzero(beyond >= max(_TIMES * work, _LEAST_NS))
-        of_thread, served, owners = np.zeros(len(at)), 0.0, []
+        of_thread, served = np.zeros(len(at)), 0.0
         for k in long.tolist():
             near = np.flatnonzero((at < stop[k]) & (end > start[k]))
             near = near[(at[near] >= start[k] - apart[k]) | (end[near] <= stop[k] + apart[k])]
@@ -86,23 +88,19 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
             near, during = (each[during >= (1 - _APART_SHARE) * spent[k]] for each in (near, during))
             if not len(near):
                 continue
-            first = int(np.argmin(end[near]))
+            first = int(np.argmin(np.abs(end[near] - stop[k]) + _EARLIER * np.maximum(at[near] - start[k], 0)))
             served += float(beyond[k])
-            owners.append((int(near[first]), k))
             # In a loop, others may have been computed before all of them are answered.
             of_thread[near[first]] += max(float(during[first]) - (answered[k] if len(parted) else 1) * work, 0.0)
         if len(long) and served < _MOSTLY * beyond[long].sum():
             background.append(name)
             continue
-        for owner, k in owners:
-            begun[owner] = start[k] if ended[owner] <= at[owner] else min(begun[owner], start[k])
-            ended[owner] = max(ended[owner], stop[k])
+        of_requests |= dict.fromkeys(np.flatnonzero(of_thread > computed).tolist(), np.append(ran, 0.0))
         computed = np.maximum(computed, of_thread)  # threads of a pool work for one request side by side
     return ServingThreads(
         known=True,
         computed=np.rint(np.minimum(computed, end - at)).astype(np.int64),
-        begun=begun,
-        ended=ended,
+        ran=of_requests,
         background=tuple(background),
     )
 
