@@ -226,7 +226,7 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "service.compute",
         "measured",
-        "the service's own work took longer, as it reports",
+        "the service's own work took longer than usual",
         happened="the service's own work taking longer than for other requests of this size",
         behind="one on which the service worked for longer",
     ),

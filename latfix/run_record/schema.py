@@ -210,6 +210,7 @@ PACE = "host.pace_ns"
 #: of a process that serves over HTTP, all of its threads and children together: server.cpu_ns, server.runq_ns,
 #: server.threads, server.cores (on which it may run), server.minflt, server.majflt, server.disk_ns (waits for disks),
 #: server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
-#: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait);
+#: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait),
+#: server.thread.<number> (its time on a core since the previous poll, from 1 ms);
 #: metrics.<name>: its figures under /metrics
 #: poll.<probe>_ns: duration of the probe's own poll

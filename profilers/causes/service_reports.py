@@ -1,5 +1,7 @@
 """Causes that a service reports itself, in its metrics or its own recording, located but not explained by it.
 
+Its own work may also show in the CPU time of its threads.
+
 ``service.queue``: the request waited in the service's queue.
 ``service.compute``: the service worked on it for longer than on others of its size.
 ``network.transit``: the time beyond all that the service reports: the network, or the request was not yet accepted.

@@ -298,10 +298,14 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     :param norms: figures learned from other pieces of the run; missing ones are learned here.
     """
     norms = Norms() if norms is None else norms
-    serving, told = None, ServerAccount()
+    serving, told, threads = None, ServerAccount(), nothing_computed(len(record.requests["index"]))
     if record.meta.is_http:
         serving, told = norms.of("serving", partial(serving_of, record)), server_account(record)
-        record = as_served(record, serving, told.parts.get("queue"))
+        threads = find_serving_threads(record.samples, *presence(record.requests), _answers(record))
+        if threads.known and not told.works:
+            parts, sources = {**told.parts, "compute": threads.computed}, {**told.sources, "compute": BY_THREAD}
+            told = replace(told, parts=parts, sources=sources)
+        record = as_served(record, serving, told.parts.get("queue"), threads.background)
     rows, batches = record.requests, record.batches
     setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, serving))
     n, m = len(rows["index"]), len(batches["batch_id"])
@@ -346,10 +350,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
-    standstills, locks, shared, threads = _seen_from_outside(record, serving)
-    if threads.known and not told.works:
-        parts, sources = {**told.parts, "compute": threads.computed}, {**told.sources, "compute": BY_THREAD}
-        told = replace(told, parts=parts, sources=sources)
+    standstills, locks, shared = _seen_from_outside(record, serving, threads)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -371,7 +372,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         quiet_batch=quiet_batch,
         norms=norms,
         begins=record.begins,
-        process=process_of(record, serving),
+        process=process_of(record, serving, threads.background),
         standstills=standstills,
         locks=locks,
         shared=shared,
@@ -381,10 +382,16 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     )
 
 
+def _answers(record: RunRecord) -> Ints:
+    """First and last bytes of answers, and all streamed parts."""
+    rows, (_, end) = record.requests, presence(record.requests)
+    return np.concatenate([end - rows["finish_ns"], end, *streamed_parts(record.events).values()])
+
+
 def _seen_from_outside(
-    record: RunRecord, serving: Serving | None
-) -> tuple[Standstills, LockWaits, SharedCores, ServingThreads]:
-    """Standstills, lock waits, waits for other requests, and long computations of a service behind an address.
+    record: RunRecord, serving: Serving | None, threads: ServingThreads
+) -> tuple[Standstills, LockWaits, SharedCores]:
+    """Standstills, lock waits and waits for other requests of a service behind an address.
 
     Standstills need a service that serves many requests at once: in a queue all requests wait anyway.
     """
@@ -392,17 +399,14 @@ def _seen_from_outside(
     standstills, shared = no_standstills(len(rows["index"])), nothing_shared(len(rows["index"]))
     if serving is None:
         none = np.zeros(len(rows["index"]), np.int64)
-        return standstills, LockWaits(lock=none, python=none), shared, nothing_computed(len(none))
+        return standstills, LockWaits(lock=none, python=none), shared
     at, end = presence(rows)
-    first = end - rows["finish_ns"]
-    answers = np.concatenate([first, end, *streamed_parts(record.events).values()])
-    threads = find_serving_threads(record.samples, at + rows["queue_ns"] + rows["batch_ns"], end, answers)
+    answers = None
     if serving.servers == 0:
-        standstills = find_standstills(at, first, end, rows["index"], record.events)
+        standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
         shared = find_shared_cores(record.samples, at, end)
-    parts = answers if serving.servers == 0 else None
-    locks = find_lock_waits(record.samples, at, end, standstills.everyone, parts, threads)
-    return standstills, locks, shared, threads
+        answers = _answers(record)
+    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone, answers, threads), shared
 
 
 def _positions(index: Ints, scheduled: int) -> Ints:

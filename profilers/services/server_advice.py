@@ -30,6 +30,7 @@ _ASYNC = (
     "move code that blocks the event loop into def instead of async def, or into run_in_threadpool; if it computes "
     "in Python, into another process, and collections out of requests (gc.freeze once the model is loaded)"
 )
+_PROFILE = "a profile of the slow requests' own code (py-spy, perf)"
 _LOCK = "hold the lock for less, or use one per thread: its own model, connection or session, a larger pool"
 _PROCESSES = "more processes instead of threads: Python code runs in one thread of a process at a time"
 _THREADED = f"one thread ran while others waited for a lock or the interpreter's lock: {_LOCK}; or {_PROCESSES}"
@@ -120,6 +121,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "Python": _ASYNC,
     },
     "service.lock": {"": _LOCK},
+    "service.compute": {"": _PROFILE},
     "python.gil": {
         "Ray Serve": f"num_replicas higher: {_PROCESSES}",
         "LitServe": f"workers_per_device higher: {_PROCESSES}",

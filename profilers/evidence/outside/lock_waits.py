@@ -28,6 +28,7 @@ from latfix.profilers.evidence.outside.service_process import (
     ONE_ADDRESS,
     Counter,
     ServiceProcess,
+    at_readings,
 )
 from latfix.profilers.evidence.outside.serving_threads import ServingThreads, nothing_computed
 from latfix.queueing.inference.batch_inference import infer_rule
@@ -142,10 +143,10 @@ def find_lock_waits(
     times = process.cpu.at_ns
     there, present = _inside(times, at, end + _AFTER_NS), _inside(times, at, end)
     series = {str(name) for name in samples["series"] if str(name).startswith(FUTEX)}
-    counts = [_counts(samples, name, times) for name in sorted(series)]
+    counts = [at_readings(samples, name, times) for name in sorted(series)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
     waiting = np.minimum(waiting + _behind(waiting, counts, there, present), present)
-    python = np.minimum(_counts(samples, INTERPRETER, times), present)
+    python = np.minimum(at_readings(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
     threads = nothing_computed(len(at)) if threads is None else threads
@@ -178,7 +179,7 @@ def find_lock_waits(
     return LockWaits(
         lock=lock,
         python=np.maximum(python_lock, np.maximum(arrived, kept.covered(at, end))),
-        at_one=int(_counts(samples, ONE_ADDRESS, times)[waiting > 0].max(initial=0)),
+        at_one=int(at_readings(samples, ONE_ADDRESS, times)[waiting > 0].max(initial=0)),
         by_others=float(all_wait),
         cores=process.cores(begin, begin + step[waiting > 0].astype(np.int64)),
         held=held,
@@ -234,7 +235,7 @@ def call_in(samples: Columns, times: Floats, held: Intervals) -> str:
     """
     during = held.covered(times.astype(np.int64), times.astype(np.int64) + 1) > 0
     names = sorted({str(name) for name in samples["series"] if str(name).startswith(LOOP_IN)})
-    shares = {name: _share(_counts(samples, name, times)[during] > 0) for name in names}
+    shares = {name: _share(at_readings(samples, name, times)[during] > 0) for name in names}
     most = max(names, key=lambda name: shares[name], default="")
     return most.removeprefix(LOOP_IN) if most and shares[most] >= _MOSTLY else ""
 
@@ -320,13 +321,6 @@ def _queue(at: Ints, free: Ints, first: Ints) -> Queue | None:
 def _in_loop(samples: Columns, at: Ints, end: Ints) -> bool:
     loops = Counter.of(samples, EPOLL)
     return serves_in_loop(loops, _inside(loops.at_ns, at, end))
-
-
-def _counts(samples: Columns, name: str, times: Floats) -> Floats:
-    """A series at each poll; zero where it has no value."""
-    found, counts = Counter.of(samples, name), np.zeros(len(times))
-    counts[np.minimum(np.searchsorted(times, found.at_ns), len(times) - 1)] = found.value
-    return counts
 
 
 def _is_lock(count: Floats, there: Ints) -> bool:

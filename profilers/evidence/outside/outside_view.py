@@ -72,10 +72,11 @@ def piles_up(at: Ints, end: Ints | Floats) -> bool:
     return bool(there[-1] >= _LEAST_PILED and (grew > _UNANSWERED).all())
 
 
-def process_of(record: RunRecord, serving: Serving | None) -> ServiceProcess:
+def process_of(record: RunRecord, serving: Serving | None, background: tuple[str, ...] = ()) -> ServiceProcess:
     """The service's process with the requests, or batches, that it served side by side: none with a single server.
 
     :param record: as from :func:`as_served`.
+    :param background: series of the threads that serve no request.
     """
     rows, batches = record.requests, record.batches
     at, end = presence(rows)
@@ -83,7 +84,7 @@ def process_of(record: RunRecord, serving: Serving | None) -> ServiceProcess:
     if serving is not None and serving.rule is not None:
         begun, end = batches["h2d_end_ns"], batches["compute_end_ns"]
     chosen = slice(0 if serving is not None and serving.one_at_a_time else None)
-    return ServiceProcess(record.samples, begun[chosen], end[chosen])
+    return ServiceProcess(record.samples, begun[chosen], end[chosen], background)
 
 
 def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> dict[str, Bools]:
@@ -116,11 +117,14 @@ def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -
     return found
 
 
-def as_served(record: RunRecord, serving: Serving, queued: Ints | None = None) -> RunRecord:
+def as_served(
+    record: RunRecord, serving: Serving, queued: Ints | None = None, background: tuple[str, ...] = ()
+) -> RunRecord:
     """The record with waits, batches and service times as if the runner had recorded them.
 
     :param serving: as from :func:`latfix.profilers.evidence.outside.lock_waits.serving_of`.
     :param queued: ``(n,)`` nanoseconds in the queue, as the service reports them; used if the queue is unknown.
+    :param background: as for :func:`process_of`.
     """
     rows = dict(record.requests)
     taken = np.asarray(rows["http_status"] > 0)
@@ -135,7 +139,7 @@ def as_served(record: RunRecord, serving: Serving, queued: Ints | None = None) -
         batches[name] = batches["close_ns"]
     batches["free_ns"], batches["d2h_end_ns"] = batches["open_ns"], batches["compute_end_ns"]
     record = replace(record, requests=rows, batches=batches)
-    process, (_, end) = process_of(record, serving), presence(rows)
+    process, (_, end) = process_of(record, serving, background), presence(rows)
     rows["finish_runq_ns"] = process.delayed(end - rows["finish_ns"], end)
     rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
     begun, first = batches["h2d_end_ns"], batches["compute_end_ns"]

@@ -112,6 +112,13 @@ class Counter:
         return np.asarray(np.rint(asked * share[step]), dtype=np.int64)
 
 
+def at_readings(samples: Columns, name: str, times: Floats) -> Floats:
+    """A series' value at each of these readings; zero where it has none."""
+    found, values = Counter.of(samples, name), np.zeros(len(times))
+    values[np.minimum(np.searchsorted(times, found.at_ns), len(times) - 1)] = found.value
+    return values
+
+
 def cumulative(at_ns: Floats, grown: Floats) -> Counter:
     """The counter that grew by so much between each two readings."""
     return Counter(at_ns=at_ns, value=np.concatenate([[0.0], np.cumsum(grown)]))
@@ -120,18 +127,22 @@ def cumulative(at_ns: Floats, grown: Floats) -> Counter:
 class ServiceProcess:
     """Counters of the process, and requests that it served side by side, by the series of a record.
 
+    :param background: series of the threads that serve no request.
     :ivar cpu: time of its threads on cores; ``delay`` their run-queue delay; ``threads`` their number.
     :ivar begun: ``(n,)`` when these requests began, in ascending order; ``ended`` likewise.
+    :ivar serving: time on cores of the threads that serve requests.
     :ivar step: ``(k - 1,)`` time between readings of ``cpu``; ``ran`` time on cores and ``waited`` run-queue delay
         that was counted then; ``there`` the mean number of requests.
     """
 
-    def __init__(self, samples: Columns, begun: Ints, ended: Ints) -> None:
+    def __init__(self, samples: Columns, begun: Ints, ended: Ints, background: tuple[str, ...] = ()) -> None:
         self.cpu, self.delay, self.threads = (Counter.of(samples, name) for name in (CPU, RUN_QUEUE, THREADS))
         times = self.cpu.at_ns
         self.begun, self.ended = np.sort(begun), np.sort(ended)
         self.step: Floats = np.diff(times)
         self.ran: Floats = np.diff(self.cpu.value)
+        others = np.sum([at_readings(samples, name, times)[1:] for name in background], axis=0)
+        self.serving = cumulative(times, np.maximum(self.ran - others, 0.0)) if background else self.cpu
         self.waited: Floats = np.diff(self.delay.at(times))
         self.there = np.diff(_since(self.begun, times) - _since(self.ended, times)) / np.maximum(self.step, 1.0)
 
@@ -158,8 +169,8 @@ class ServiceProcess:
         """
         if not self.cpu.known:
             return np.zeros(len(start), np.int64)
-        seen, ran, waited = self.cpu.seen(start, end), self.cpu.grown(start, end), self.delay.grown(start, end)
-        idle = np.maximum(seen - ran - waited, self.least_idle(start, end))
+        seen, ran, waited = (each(start, end) for each in (self.cpu.seen, self.serving.grown, self.delay.grown))
+        idle = np.maximum(seen - self.cpu.grown(start, end) - waited, self.least_idle(start, end))
         delayed = (seen - idle) * np.divide(waited, ran + waited, out=np.zeros(len(ran)), where=ran + waited > 0)
         if len(self.begun):
             delayed = np.minimum(delayed, self.delay_of_each.grown(start, end))
@@ -210,7 +221,8 @@ class ServiceProcess:
         times = self.cpu.at_ns
         there = np.searchsorted(self.begun, times[1:]) - np.searchsorted(self.ended, times[:-1])
         threads = np.clip(there, 1.0, self.most_at_once)
-        return cumulative(times, _when_waited(self.waited, threads * self.step - self.ran, there) / threads)
+        room = threads * self.step - np.diff(self.serving.value)
+        return cumulative(times, _when_waited(self.waited, room, there) / threads)
 
     @cached_property
     def most_at_once(self) -> float:

@@ -21,6 +21,7 @@ from latfix.profilers.evidence.outside.service_process import (
     THREAD,
     Counter,
     ServiceProcess,
+    at_readings,
     cumulative,
 )
 from latfix.run_record.schema import Columns
@@ -72,7 +73,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
     work, step, ends = process.typical_work, float(np.median(process.step)), np.sort(end)
     for name in names:
-        ran = _ran(Counter.of(samples, name), times)
+        ran = at_readings(samples, name, times)[1:]
         thread = cumulative(times, ran)
         start, stop = _pieces(times, ran, parted)
         spent, apart = thread.grown(start, stop), np.maximum(_APART * step, _APART_SHARE * (stop - start))
@@ -103,13 +104,6 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
         ran=of_requests,
         background=tuple(background),
     )
-
-
-def _ran(grown: Counter, times: Floats) -> Floats:
-    """``(k - 1,)`` a thread's time on a core between the readings of the process."""
-    ran = np.zeros(len(times))
-    ran[np.minimum(np.searchsorted(times, grown.at_ns), len(times) - 1)] = grown.value
-    return ran[1:]
 
 
 def _pieces(times: Floats, ran: Floats, parted: Ints | Floats) -> tuple[Ints, Ints]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from latfix.errors import InputError
-from latfix.profilers.evidence.outside.service_process import STOPPED
+from latfix.profilers.evidence.outside.service_process import STOPPED, THREAD
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.process_watch import ProcessWatch
 
@@ -120,6 +120,25 @@ def test_threads_that_end_stay_in_the_sums_and_new_ones_are_found(machine: FakeM
     assert (fast["server.cpu_ns"], fast["server.runq_ns"], fast["server.threads"]) == (3_530, 75, 3)
     assert slow["server.vcsw"] == before["server.vcsw"] + 3
     assert slow["server.disk_ns"] == before["server.disk_ns"] + 2 * TICK_NS
+    watch.close()
+
+
+def test_the_time_of_each_thread_that_ran_is_read_under_a_number_of_its_own(machine: FakeMachine) -> None:
+    """A new thread takes the lowest number that is free; time before the first reading does not count."""
+    watch = ProcessWatch(7, machine.root)
+    assert not [name for name in watch.read_fast() if name.startswith(THREAD)]
+    machine.thread(7, 8, ran=500 + 4_000_000, waited=20, children="9 ")
+    machine.thread(9, 9, ran=30 + 900_000)
+    fast = watch.read_fast()
+    own = [name for name in fast if name.startswith(THREAD)]
+    assert [fast[name] for name in own] == [4_000_000]
+    shutil.rmtree(machine.root / "proc/7/task/8")
+    machine.thread(7, 10, ran=1_000, children="9 ")
+    watch.read_slow()
+    watch.read_fast()
+    machine.thread(7, 10, ran=3_001_000, children="9 ")
+    fast = watch.read_fast()
+    assert [(name, fast[name]) for name in fast if name.startswith(THREAD)] == [(own[0], 3_000_000)]
     watch.close()
 
 

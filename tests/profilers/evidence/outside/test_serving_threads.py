@@ -97,15 +97,27 @@ def test_work_that_follows_the_input_is_its_size() -> None:
     assert found["input.size"] > 0.9 and found.get("service.compute", 0.0) < 0.05
 
 
-def test_in_an_event_loop_only_the_request_that_computes_is_charged() -> None:
-    """The others wait for it in the same thread."""
+def test_in_an_event_loop_only_the_request_that_computes_is_charged_with_it() -> None:
+    """The others wait for it in the same thread: those that come meanwhile, and those that were there before."""
     at = arrivals(15.0, n=N)
-    work = np.where(SOME, LONG, 0) + USUAL
+    twice = np.flatnonzero(SOME)[:-1:2]
+    at[twice + 1] = at[twice] + 20 * MS  # a request comes while one computes, and computes then
+    long = SOME.copy()
+    long[twice + 1] = True
+    at, long = np.sort(at), long[np.argsort(at, kind="stable")]
+    work = np.where(long, LONG, 0) + USUAL
     end = served(at, work, 1)
+    # Answers follow the work by up to 8 ms, in turn, so that the loop's queue does not show.
     loop = read(0 * at, end - work, end, int(end.max()), epoll=lambda times: 1 - present(times, end - work, end))
+    end = np.maximum.accumulate(end + np.random.default_rng(5).integers(0, 8 * MS, N))
     computed = find_serving_threads(loop, at, end, end).computed
-    assert np.array_equal(computed > 0, SOME)
-    assert computed[SOME] == pytest.approx(LONG, rel=0.1)
+    assert np.array_equal(computed > 0, long)
+    assert computed[long] == pytest.approx(LONG, rel=0.1)
+    found = diagnose(recorded(at, end, samples=loop), bootstrap=50)
+    ledger, waited = found.ledger, end - at - work
+    for cause, spent_ns in (("service.compute", np.where(long, LONG, 0)), ("service.loop", waited)):
+        claimed = ledger.own_ns[ledger.causes.index(cause)]
+        assert claimed[spent_ns > 50 * MS].sum() == pytest.approx(spent_ns[spent_ns > 50 * MS].sum(), rel=0.15), cause
 
 
 def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
@@ -153,3 +165,28 @@ def test_a_request_that_computes_is_not_charged_with_the_wait_of_another_for_the
         claimed = ledger.own_ns[ledger.causes.index(cause)]
         assert claimed[rows].mean() == pytest.approx(expected, rel=0.15), cause
         assert claimed[~rows].sum() < 0.05 * claimed[rows].sum(), cause
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_a_thread_that_serves_no_request_is_named_where_others_wait_for_its_core_or_lock(lock: bool) -> None:
+    """It computes for 400 ms every two seconds, and each request that comes meanwhile waits for 60 ms."""
+    at = arrivals(15.0, n=N)
+    jobs = np.arange(1_000 * MS, int(at[-1]), 2_000 * MS)
+    met = (at % (2_000 * MS) >= 1_000 * MS) & (at % (2_000 * MS) < 1_300 * MS)
+    end = at + USUAL + np.where(met, 60 * MS, 0)
+    thread = np.concatenate([lanes(at, end) + 1, 0 * jobs])
+    start, stop = np.concatenate([end - USUAL, jobs]), np.concatenate([end, jobs + 400 * MS])
+    waits = {"futex_python": lambda times: present(times, at, end - USUAL)} if lock else {}
+    watched = read(thread, start, stop, int(end.max()), **waits)
+    if not lock:
+        times = np.unique(watched["t_ns"])
+        seconds = np.arange(0, int(end.max()) + 1_000 * MS, 1_000 * MS)
+        others = {"other.all.spent_ns": (seconds, 0 * seconds), "latfix.spent_ns": (seconds, 0 * seconds)}
+        runq = watched["series"] == "server.runq_ns"
+        watched["value"][runq] = spent(times, at, end - USUAL)
+        watched = {name: np.concatenate([watched[name], more]) for name, more in sample_columns(others).items()}
+    found = diagnose(recorded(at, end, samples=watched), bootstrap=50)
+    name = "python.gil" if lock else "host.contention"
+    assert found.verdict == name
+    cause = next(cause for cause in found.causes if cause.cause == name)
+    assert "threads of the service that serve no request" in cause.evidence
