@@ -23,16 +23,12 @@ from latfix.profilers.causes.cause import (
     own_and_propagated,
     reads,
 )
-from latfix.profilers.evidence.intervals import Intervals
-from latfix.profilers.evidence.outside.outside_view import presence
 from latfix.profilers.evidence.outside.service_process import CPU
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
 #: A client repeats an unanswered request for a connection after a second (RFC 6298).
 _AGAIN_NS = (1_000_000_000, 1_100_000_000)
-#: Share of a time in which the loop computes, with a request there for which a thread computes.
-_MOSTLY = 0.5
 
 
 def _connecting(evidence: Evidence) -> Ints:
@@ -88,18 +84,14 @@ def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
 def _outside_loop(evidence: Evidence, left: Left) -> Claim:
     """All requests wait while it waits in a call. While it computes, those that come meanwhile.
 
-    The others do, too, as far as it is known for which request it computes.
+    The request for which it computes is not among them, if it is known.
     """
     units, held, busy = {}, evidence.locks.held, evidence.locks.busy
-    computing = list(evidence.threads.ran)
-    at, end = (moments[computing] for moments in presence(evidence.rows))
-    known = Intervals.merged(at, end - at).covered(busy.start, busy.end) >= _MOSTLY * (busy.end - busy.start)
-    seen = Intervals(start=busy.start[known], end=busy.end[known])
     for name in ("compute", "finish"):
         start, end = evidence.units[name].start, evidence.units[name].end
-        computed = np.where(busy.covered(start, start + 1) > 0, busy.covered(start, end), seen.covered(start, end))
-        own = evidence.worked(name) if computing else np.zeros(len(start), np.int64)
-        blocked = held.covered(start, end) + computed - own
+        own = evidence.worked(name) if evidence.threads.ran else np.zeros(len(start), np.int64)
+        came = busy.covered(start, start + 1) > 0
+        blocked = held.covered(start, end) + np.where(came, busy.covered(start, end), 0) - own
         other = evidence.standstills.prefill.covered(start, end) + evidence.not_waited(name)
         claimed = np.rint(np.maximum(blocked - other, 0)).astype(np.int64)
         units[name] = Parts(cpu=np.minimum(claimed, np.maximum(left.cpu_excess(name) - own, 0)))

@@ -98,7 +98,7 @@ def test_work_that_follows_the_input_is_its_size() -> None:
 
 
 def test_in_an_event_loop_only_the_request_that_computes_is_charged_with_it() -> None:
-    """The others wait for it in the same thread: those that come meanwhile, and those that were there before."""
+    """The others wait for it in the same thread, also while it computes for two one after the other."""
     at = arrivals(15.0, n=N)
     twice = np.flatnonzero(SOME)[:-1:2]
     at[twice + 1] = at[twice] + 20 * MS  # a request comes while one computes, and computes then
@@ -135,8 +135,9 @@ def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
 
 def test_threads_that_work_for_one_request_side_by_side_count_once() -> None:
     at = arrivals(5.0, n=N)
-    end = at + np.where(SOME, LONG, 0) + USUAL
-    twice = (np.concatenate([each, each]) for each in (at, end))
+    computes = at + np.where(SOME, LONG, 0) + USUAL
+    twice = (np.concatenate([each, each]) for each in (at, computes))
+    end = computes + 2 * LONG
     pool = read(np.repeat([0, 1], N), *twice, int(end.max()))
     computed = find_serving_threads(pool, at, end, end).computed
     assert computed.max() <= LONG + USUAL
