@@ -32,8 +32,6 @@ _TIMES, _LEAST_NS = 3.0, 15_000_000
 _PAUSE, _APART, _APART_SHARE = 8, 2, 0.1
 #: An arrival after a thread began counts so many times as much as an end apart from its own.
 _EARLIER = 3.0
-#: A thread serves requests if this share of its long computations, by time, does.
-_MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +70,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     there = np.searchsorted(np.sort(at), loops.at_ns) - np.searchsorted(np.sort(end), loops.at_ns)
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
     work, step, ends = process.typical_work, float(np.median(process.step)), np.sort(end)
+    long = max(_TIMES * work, _LEAST_NS)
     for name in names:
         ran = at_readings(samples, name, times)[1:]
         thread = cumulative(times, ran)
@@ -79,21 +78,21 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
         spent, apart = thread.grown(start, stop), np.maximum(_APART * step, _APART_SHARE * (stop - start))
         before, until = (np.searchsorted(ends, each, side="right") for each in (start, stop + _APART * step))
         answered = until - before
-        beyond = spent - answered * work
-        long = np.flatnonzero(beyond >= max(_TIMES * work, _LEAST_NS))
-        of_thread, served = np.zeros(len(at)), 0.0
-        for k in long.tolist():
+        beyond = np.maximum(spent - answered * work, 0.0)  # the usual work of requests one after the other
+        of_thread, served, alone = np.zeros(len(at)), 0.0, 0.0
+        for k in np.flatnonzero((beyond if len(parted) else spent) >= long).tolist():
             near = np.flatnonzero((at < stop[k]) & (end > start[k]))
             near = near[(at[near] >= start[k] - apart[k]) | (end[near] <= stop[k] + apart[k])]
             during = thread.grown(np.maximum(at[near], start[k]), np.minimum(end[near], stop[k] + step))
             near, during = (each[during >= (1 - _APART_SHARE) * spent[k]] for each in (near, during))
             if not len(near):
+                alone += float(beyond[k]) * (beyond[k] >= long)
                 continue
             first = int(np.argmin(np.abs(end[near] - stop[k]) + _EARLIER * np.maximum(at[near] - start[k], 0)))
             served += float(beyond[k])
             # In a loop, others may have been computed before all of them are answered.
             of_thread[near[first]] += max(float(during[first]) - (answered[k] if len(parted) else 1) * work, 0.0)
-        if len(long) and served < _MOSTLY * beyond[long].sum():
+        if alone > served:
             background.append(name)
             continue
         of_requests |= dict.fromkeys(np.flatnonzero(of_thread > computed).tolist(), np.append(ran, 0.0))

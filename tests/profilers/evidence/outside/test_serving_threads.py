@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -22,10 +24,9 @@ from tests.profilers.samples import sample_columns
 
 N, USUAL, LONG = 800, 4 * MS, 300 * MS
 SOME: Bools = np.random.default_rng(7).random(N) < 0.03
-EACH_ONE = np.arange(N)
 
 
-def read(thread: Ints, start: Ints, stop: Ints, until: int, **more: Ints) -> Columns:
+def read(thread: Ints, start: Ints, stop: Ints, until: int, **more: Callable[[Ints], np.ndarray]) -> Columns:
     """Readings every 5 ms of threads that compute from ``start`` to ``stop``, and nothing else unless it is given."""
     times = np.arange(-300 * MS, until + 300 * MS, 5 * MS)
     series = {"server.cpu_ns": (times, spent(times, start, stop)), "server.runq_ns": (times, 0 * times)}
@@ -59,6 +60,14 @@ def test_a_request_whose_own_thread_computes_long_is_named() -> None:
     assert found.verdict == "service.compute" and shares(found)["service.compute"] > 0.9
     cause = next(cause for cause in found.causes if cause.cause == "service.compute")
     assert cause.requests == np.count_nonzero(SOME) and "CPU time of the thread that served it" in cause.evidence
+
+
+def test_it_is_found_among_many_short_requests_of_other_threads() -> None:
+    """As many are answered meanwhile as would explain its time, if its own thread had served them."""
+    at, usual = arrivals(120.0, n=N), 8 * MS
+    end = at + np.where(SOME, LONG // 3, 0) + usual
+    computed = find_serving_threads(read(np.arange(N) % 40, at, end, int(end.max())), at, end, end).computed
+    assert np.mean(computed[SOME] > LONG // 4) > 0.9 and not computed[~SOME].any()
 
 
 @pytest.mark.parametrize("computes_first", [True, False])
@@ -136,9 +145,8 @@ def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
 def test_threads_that_work_for_one_request_side_by_side_count_once() -> None:
     at = arrivals(5.0, n=N)
     computes = at + np.where(SOME, LONG, 0) + USUAL
-    twice = (np.concatenate([each, each]) for each in (at, computes))
     end = computes + 2 * LONG
-    pool = read(np.repeat([0, 1], N), *twice, int(end.max()))
+    pool = read(np.repeat([0, 1], N), np.tile(at, 2), np.tile(computes, 2), int(end.max()))
     computed = find_serving_threads(pool, at, end, end).computed
     assert computed[SOME] == pytest.approx(LONG, rel=0.1)
 
