@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from latfix.arrays import Floats, Ints
+from latfix.profilers.evidence.intervals import Overlaps
 from latfix.profilers.evidence.outside.event_loop import serves_in_loop
 from latfix.profilers.evidence.outside.service_process import (
     EPOLL,
@@ -70,7 +71,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     there = np.searchsorted(np.sort(at), loops.at_ns) - np.searchsorted(np.sort(end), loops.at_ns)
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
     work, step, ends = process.typical_work, float(np.median(process.step)), np.sort(end)
-    long = max(_TIMES * work, _LEAST_NS)
+    long, requests = max(_TIMES * work, _LEAST_NS), Overlaps(at, end)
     for name in names:
         ran = at_readings(samples, name, times)[1:]
         thread = cumulative(times, ran)
@@ -81,7 +82,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
         beyond = np.maximum(spent - answered * work, 0.0)  # the usual work of requests one after the other
         of_thread, served, alone = np.zeros(len(at)), 0.0, 0.0
         for k in np.flatnonzero((beyond if len(parted) else spent) >= long).tolist():
-            near = np.flatnonzero((at < stop[k]) & (end > start[k]))
+            near = requests.near(int(start[k]), int(stop[k]))
             near = near[(at[near] >= start[k] - apart[k]) | (end[near] <= stop[k] + apart[k])]
             during = thread.grown(np.maximum(at[near], start[k]), np.minimum(end[near], stop[k] + step))
             near, during = (each[during >= (1 - _APART_SHARE) * spent[k]] for each in (near, during))
@@ -89,7 +90,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
                 alone += float(beyond[k]) * (beyond[k] >= long)
                 continue
             first = int(np.argmin(np.abs(end[near] - stop[k]) + _EARLIER * np.maximum(at[near] - start[k], 0)))
-            served += float(beyond[k])
+            served += float(spent[k])
             # In a loop, others may have been computed before all of them are answered.
             of_thread[near[first]] += max(float(during[first]) - (answered[k] if len(parted) else 1) * work, 0.0)
         if alone > served:
