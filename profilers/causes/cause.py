@@ -156,7 +156,7 @@ class Cause:
         """How its own part is known in a run."""
         modelled = evidence.setup.on_device and self.id in _MODELLED_ON_DEVICES
         modelled |= self.id in _REPORTED and evidence.told.interval_ns > 0
-        modelled |= self.id == "service.compute" and evidence.told.sources.get("compute") == BY_THREAD
+        modelled |= self.id == "service.compute" and BY_THREAD in evidence.told.sources.values()
         modelled |= self.id == "batching.window" and evidence.setup.rule is not None  # inferred
         return "modelled" if modelled else CATALOGUE[self.id].evidence_class
 

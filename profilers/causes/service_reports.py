@@ -17,7 +17,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.service_waits import beyond_usual
-from latfix.profilers.evidence.outside.server_account import WORK
+from latfix.profilers.evidence.outside.server_account import BY_THREAD, WORK
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
@@ -45,7 +45,11 @@ def _sentence(parts: tuple[str, ...], words: str, evidence: Evidence, figures: T
     told = evidence.told
     spent: Ints = np.sum([told.of(part, evidence.rows) for part in parts], axis=0)
     sources = ", ".join(told.sources[part] for part in parts if part in told.sources)
-    how = f"interval, not by request ({sources}: {told.known_as})" if told.interval_ns else f"request ({sources})"
+    how = (
+        f"interval, not by request ({sources}: {told.known_as})"
+        if told.interval_ns and sources != BY_THREAD
+        else f"request ({sources})"
+    )
     return f"{words} {median_and_p99(spent[evidence.ok])}, measured by {how}; {own_and_propagated(figures)}."
 
 
