@@ -33,6 +33,8 @@ _TIMES, _LEAST_NS = 3.0, 15_000_000
 _PAUSE, _APART, _APART_SHARE = 8, 2, 0.1
 #: An arrival after a thread began counts so many times as much as an end apart from its own.
 _EARLIER = 3.0
+#: A thread serves requests if this share of its long computations, by time, does.
+_MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,30 +72,33 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     loops = Counter.of(samples, EPOLL)
     there = np.searchsorted(np.sort(at), loops.at_ns) - np.searchsorted(np.sort(end), loops.at_ns)
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
-    work, step, ends = process.typical_work, float(np.median(process.step)), np.sort(end)
-    long, requests = max(_TIMES * work, _LEAST_NS), Overlaps(at, end)
+    requests = _Requests(at, end, float(np.median(process.step)))
+    work, long = process.typical_work, max(_TIMES * process.typical_work, _LEAST_NS)
     for name in names:
         ran = at_readings(samples, name, times)[1:]
-        thread = cumulative(times, ran)
-        start, stop = _pieces(times, ran, parted)
-        spent, apart = thread.grown(start, stop), np.maximum(_APART * step, _APART_SHARE * (stop - start))
-        before, until = (np.searchsorted(ends, each, side="right") for each in (start, stop + _APART * step))
-        answered = until - before
-        beyond = np.maximum(spent - answered * work, 0.0)  # the usual work of requests one after the other
-        of_thread, served, alone = np.zeros(len(at)), 0.0, 0.0
-        for k in np.flatnonzero((beyond if len(parted) else spent) >= long).tolist():
-            near = requests.near(int(start[k]), int(stop[k]))
-            near = near[(at[near] >= start[k] - apart[k]) | (end[near] <= stop[k] + apart[k])]
-            during = thread.grown(np.maximum(at[near], start[k]), np.minimum(end[near], stop[k] + step))
-            near, during = (each[during >= (1 - _APART_SHARE) * spent[k]] for each in (near, during))
-            if not len(near):
-                alone += float(beyond[k]) * (beyond[k] >= long)
+        thread, of_thread, served = cumulative(times, ran), np.zeros(len(at)), 0.0
+        pending = _pieces(times, ran, parted)
+        ran_in = thread.grown(*(np.array([edges[k] for edges in pending], np.int64) for k in (0, -1)))
+        pending = [pending[k] for k in np.flatnonzero(ran_in >= long).tolist()]
+        beyond = ran_in[ran_in >= long] - [
+            requests.answered(int(edges[0]), int(edges[-1])) * work for edges in pending
+        ]
+        while pending:
+            edges = pending.pop()
+            begin, until = int(edges[0]), int(edges[-1])
+            spent = float(thread.grown(edges[:1], edges[-1:])[0])
+            usual = requests.answered(begin, until) * work
+            if (spent - usual if len(parted) else spent) < long:
                 continue
-            first = int(np.argmin(np.abs(end[near] - stop[k]) + _EARLIER * np.maximum(at[near] - start[k], 0)))
-            served += float(spent[k])
-            # In a loop, others may have been computed before all of them are answered.
-            of_thread[near[first]] += max(float(during[first]) - (answered[k] if len(parted) else 1) * work, 0.0)
-        if alone > served:
+            owner, own = requests.served_by(thread, begin, until, spent)
+            if owner >= 0:
+                served += spent
+                # In a loop, others may have been computed before all of them are answered.
+                of_thread[owner] += max(own - (usual if len(parted) else work), 0.0)
+            elif len(edges) > 2:  # two requests one after the other
+                cut = 2 * int(np.argmax(edges[2:-1:2] - edges[1:-2:2])) + 2
+                pending += [edges[:cut], edges[cut:]]
+        if served < _MOSTLY * beyond[beyond >= long].sum():
             background.append(name)
             continue
         of_requests |= dict.fromkeys(np.flatnonzero(of_thread > computed).tolist(), np.append(ran, 0.0))
@@ -106,12 +111,52 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     )
 
 
-def _pieces(times: Floats, ran: Floats, parted: Ints | Floats) -> tuple[Ints, Ints]:
-    """Begin and end of each time in which a thread runs without a pause, parted at some moments."""
+class _Requests:
+    """Requests, to find the one that a thread serves.
+
+    :param at: ``(n,)``, as ``end``; ``step`` nanoseconds between readings.
+    """
+
+    def __init__(self, at: Ints, end: Ints, step: float) -> None:
+        self._at, self._end, self._step = at, end, step
+        self._ends, self._overlaps = np.sort(end), Overlaps(at, end)
+        self._longest = float((end - at).max())
+
+    def answered(self, begin: int, until: int) -> int:
+        """How many were answered in a time, or right after it."""
+        return int(np.diff(np.searchsorted(self._ends, [begin, until + _APART * self._step], side="right"))[0])
+
+    def served_by(self, thread: Counter, begin: int, until: int, spent: float) -> tuple[int, float]:
+        """The request for which a thread computes, -1 if there is none, and what it computes while that is there."""
+        apart = max(_APART * self._step, _APART_SHARE * (until - begin))
+        if until - begin > self._longest + 2 * apart:
+            return -1, 0.0
+        near = self._overlaps.near(begin, until)
+        at, end = self._at[near], self._end[near]
+        during = thread.grown(np.maximum(at, begin), np.minimum(end, until + self._step))
+        fits = ((at >= begin - apart) | (end <= until + apart)) & (during >= (1 - _APART_SHARE) * spent)
+        if not fits.any():
+            return -1, 0.0
+        apart_by = np.abs(end - until) + _EARLIER * np.maximum(at - begin, 0)
+        best = int(np.argmin(np.where(fits, apart_by, np.inf)))
+        return int(near[best]), float(during[best])
+
+
+def _pieces(times: Floats, ran: Floats, parted: Ints | Floats) -> list[Ints]:
+    """Times in which a thread runs without a long pause: in each, begin and end of all parts without any pause.
+
+    :param parted: moments at which the times are parted, and their parts are not told apart; empty if they are.
+    """
     on = np.flatnonzero(ran > 0)
-    first = np.concatenate([on[:1], on[1:][np.diff(on) > _PAUSE]])
-    last = np.concatenate([on[:-1][np.diff(on) > _PAUSE], on[-1:]])
-    start, stop = times[first], times[last + 1]
-    within = parted[np.searchsorted(start, parted, side="right") > np.searchsorted(stop, parted)]
-    edges = [np.sort(np.concatenate([one, within])).astype(np.int64) for one in (start, stop)]
-    return edges[0], edges[1]
+    if not len(on):
+        return []
+    apart = np.flatnonzero(np.diff(on) > (_PAUSE if len(parted) else 1))
+    start, stop = times[on[np.append(0, apart + 1)]], times[on[np.append(apart, -1)] + 1]
+    if len(parted):
+        within = parted[np.searchsorted(start, parted, side="right") > np.searchsorted(stop, parted)]
+        start, stop = (np.sort(np.concatenate([one, within])) for one in (start, stop))
+        long = np.arange(1, len(start))
+    else:
+        long = np.flatnonzero(np.diff(on)[apart] > _PAUSE) + 1
+    edges = np.stack([start, stop], axis=1).astype(np.int64)
+    return [part.reshape(-1) for part in np.split(edges, long)]

@@ -70,6 +70,17 @@ def test_it_is_found_among_many_short_requests_of_other_threads() -> None:
     assert np.mean(computed[SOME] > LONG // 4) > 0.9 and not computed[~SOME].any()
 
 
+def test_a_thread_that_serves_one_after_the_other_computes_for_each_of_them() -> None:
+    """Of 20 requests on the same connection, 20 ms apart, the first and the third compute long."""
+    long = np.isin(np.arange(N) % 20, (0, 2))
+    took = np.where(long, LONG, 0) + USUAL
+    at = np.cumsum(np.concatenate([[0], (took + 20 * MS)[:-1]]) + np.where(np.arange(N) % 20, 0, 500 * MS))
+    computed = find_serving_threads(
+        read(0 * at, at, at + took, int(at[-1] + LONG)), at, at + took, at + took
+    ).computed
+    assert np.array_equal(computed > 0, long) and computed[long] == pytest.approx(LONG, rel=0.05)
+
+
 @pytest.mark.parametrize("computes_first", [True, False])
 def test_of_a_request_that_computes_and_waits_only_the_computation_counts(computes_first: bool) -> None:
     at = arrivals(15.0, n=N)
@@ -83,13 +94,15 @@ def test_of_a_request_that_computes_and_waits_only_the_computation_counts(comput
     assert found["external.dependency"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_requests_that_sleep_while_another_thread_computes_do_not_compute() -> None:
+@pytest.mark.parametrize("turn", [100 * MS, 10 * MS], ids=["at_a_stretch", "in_turns"])
+def test_requests_that_sleep_while_another_thread_computes_do_not_compute(turn: int) -> None:
     """A background thread computes for 100 ms every second, whatever requests there are."""
     at = arrivals(15.0, n=N)
     end = at + np.where(SOME, LONG, 0) + USUAL
-    jobs = np.arange(500 * MS, int(end.max()), 1_000 * MS)
+    parts = np.arange(100 * MS // turn) * (turn + 10 * MS)
+    jobs = (np.arange(500 * MS, int(end.max()), 1_000 * MS)[:, None] + parts).reshape(-1)
     thread = np.concatenate([lanes(at, end) + 1, 0 * jobs])
-    start, stop = np.concatenate([at, jobs]), np.concatenate([at + USUAL, jobs + 100 * MS])
+    start, stop = np.concatenate([at, jobs]), np.concatenate([at + USUAL, jobs + turn])
     watched = read(thread, start, stop, int(end.max()))
     threads = find_serving_threads(watched, at, end, end)
     assert threads.known and threads.background == ("server.thread.0",) and not threads.computed.any()
