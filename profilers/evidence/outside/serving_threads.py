@@ -3,8 +3,8 @@
 Every few milliseconds the watch reads the time of each thread on a core. If a thread computes for far longer than a
 usual request needs, right after a request came or right before it is answered, it serves that request: of several,
 the one whose end is next to its own, and that did not come later. An event loop serves one after the other, so what
-it computes between two answers is that of the second. A thread whose long computations mostly match no request serves
-none, such as a background job.
+it computes between two answers is that of the second. A thread whose long computations mostly match no request, and
+that computes without any request there, too, serves none, such as a background job.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _TIMES, _LEAST_NS = 3.0, 15_000_000
 _PAUSE, _APART, _APART_SHARE = 8, 2, 0.1
 #: An arrival after a thread began counts so many times as much as an end apart from its own.
 _EARLIER = 3.0
-#: A thread serves requests if this share of its long computations, by time, does.
-_MOSTLY = 0.5
+#: A thread serves requests if this share of its long computations, by time, does. It serves none if it otherwise
+#: computes about as much without any request there: at least this share, in such a part of the run.
+_MOSTLY, _EMPTY = 0.5, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
     requests = _Requests(at, end, float(np.median(process.step)))
     work, long = process.typical_work, max(_TIMES * process.typical_work, _LEAST_NS)
+    empty = process.there <= 0
     for name in names:
         ran = at_readings(samples, name, times)[1:]
         thread, of_thread, served = cumulative(times, ran), np.zeros(len(at)), 0.0
@@ -99,7 +101,8 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
                 cut = 2 * int(np.argmax(edges[2:-1:2] - edges[1:-2:2])) + 2
                 pending += [edges[:cut], edges[cut:]]
         if served < _MOSTLY * beyond[beyond >= long].sum():
-            background.append(name)
+            if float(ran[empty].sum()) >= _MOSTLY * float(ran.sum()) * np.mean(empty) and np.mean(empty) >= _EMPTY:
+                background.append(name)
             continue
         of_requests |= dict.fromkeys(np.flatnonzero(of_thread > computed).tolist(), np.append(ran, 0.0))
         computed = np.maximum(computed, of_thread)  # threads of a pool work for one request side by side

@@ -189,6 +189,15 @@ def test_a_request_that_computes_is_not_charged_with_the_wait_of_another_for_the
         assert claimed[~rows].sum() < 0.05 * claimed[rows].sum(), cause
 
 
+def test_a_thread_that_serves_many_requests_without_a_pause_is_no_background_job() -> None:
+    """It computes for all that are there, in steps, and for half of them longer."""
+    at = np.arange(N) * 10 * MS + np.arange(N) // 100 * 2_000 * MS
+    end = at + np.where(np.arange(N) % 2, 30, 200) * MS
+    busy = at[::100]
+    threads = find_serving_threads(read(0 * busy, busy, busy + 1_100 * MS, int(end.max())), at, end, end)
+    assert threads.known and not threads.background and not threads.computed.any()
+
+
 @pytest.mark.parametrize("lock", [False, True])
 def test_a_thread_that_serves_no_request_is_named_where_others_wait_for_its_core_or_lock(lock: bool) -> None:
     """It computes for 400 ms every two seconds, and each request that comes meanwhile waits for 60 ms."""
