@@ -2,9 +2,9 @@
 
 Every few milliseconds the watch reads the time of each thread on a core. If a thread computes for far longer than a
 usual request needs, right after a request came or right before it is answered, it serves that request: of several,
-the one whose end is next to its own, and that did not come later. An event loop serves one after the other, so what
-it computes between two answers is that of the second. A thread whose long computations mostly match no request, and
-that computes without any request there, too, serves none, such as a background job.
+the one that is answered next to its end. An event loop serves one after the other, so what it computes between two
+answers is that of the second. A thread whose long computations mostly match no request, and that computes without any
+request there, too, serves none, such as a background job.
 """
 
 from __future__ import annotations
@@ -131,17 +131,19 @@ class _Requests:
 
     def served_by(self, thread: Counter, begin: int, until: int, spent: float) -> tuple[int, float]:
         """The request for which a thread computes, -1 if there is none, and what it computes while that is there."""
-        apart = max(_APART * self._step, _APART_SHARE * (until - begin))
+        late = _APART * self._step
+        apart = max(late, _APART_SHARE * (until - begin))
         if until - begin > self._longest + 2 * apart:
             return -1, 0.0
         near = self._overlaps.near(begin, until)
         at, end = self._at[near], self._end[near]
         during = thread.grown(np.maximum(at, begin), np.minimum(end, until + self._step))
         fits = ((at >= begin - apart) | (end <= until + apart)) & (during >= (1 - _APART_SHARE) * spent)
+        fits &= thread.at(at) <= thread.at(np.array([begin])) + late  # it computed for another before
         if not fits.any():
             return -1, 0.0
-        apart_by = np.abs(end - until) + _EARLIER * np.maximum(at - begin, 0)
-        best = int(np.argmin(np.where(fits, apart_by, np.inf)))
+        by = np.abs(end - until) + _EARLIER * np.maximum(at - begin, 0)
+        best = int(np.argmin(np.where(fits, by, np.inf)))
         return int(near[best]), float(during[best])
 
 

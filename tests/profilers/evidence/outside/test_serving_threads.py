@@ -142,6 +142,17 @@ def test_in_an_event_loop_only_the_request_that_computes_is_charged_with_it() ->
         assert claimed[spent_ns > 50 * MS].sum() == pytest.approx(spent_ns[spent_ns > 50 * MS].sum(), rel=0.15), cause
 
 
+def test_a_request_that_comes_while_the_loop_computes_for_none_is_not_charged() -> None:
+    """A timer of the loop computes for 300 ms; all requests come 20 ms after it, or much later."""
+    jobs = np.arange(200) * 1_000 * MS
+    came, alone = jobs[::4] + 20 * MS, jobs + 700 * MS
+    at = np.sort(np.concatenate([came, alone]))
+    end = np.maximum(at, np.where(np.isin(at, came), at - 20 * MS + LONG, at)) + USUAL
+    start, stop = np.concatenate([jobs, end - USUAL]), np.concatenate([jobs + LONG, end])
+    loop = read(0 * start, start, stop, int(end.max()), epoll=lambda times: 1 - present(times, start, stop))
+    assert not find_serving_threads(loop, at, end, end).computed.any()
+
+
 def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
     """Ten requests come at once, and are answered together after the work of all of them."""
     alone, bursts = np.arange(300) * 200 * MS, np.repeat(np.arange(30) * 2_000 * MS + 100 * MS, 10)
