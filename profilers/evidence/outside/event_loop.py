@@ -15,8 +15,8 @@ from latfix.profilers.evidence.outside.service_process import Counter, cumulativ
 
 #: Least polls without a request; least length of a block, in nanoseconds and in times of a usual request's work.
 _LEAST, _LEAST_NS, _TIMES = 10, 15_000_000, 3.0
-#: Share of polls.
-_MOSTLY = 0.5
+#: Share of polls; and with more than one loop away, if a single one serves.
+_MOSTLY, _SEVERAL = 0.5, 0.01
 
 
 def usual_loops(loops: Counter, there: Ints) -> float:
@@ -30,11 +30,15 @@ def usual_loops(loops: Counter, there: Ints) -> float:
 
 
 def serves_in_loop(loops: Counter, there: Ints) -> bool:
-    """True if the only event loop itself computes the answers: it is away for most of the time with requests.
+    """True if one event loop itself computes the answers: it is away for most of the time with requests.
+
+    Others may wait for events all the time, such as Node's own threads.
 
     :param loops: as for :func:`usual_loops`, as ``there``.
     """
-    return usual_loops(loops, there) == 1.0 and bool(np.mean(loops.value[there > 0] < 1.0) >= _MOSTLY)
+    usual = usual_loops(loops, there)
+    away = usual - loops.value[there > 0] if usual else np.zeros(1)
+    return bool(np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) <= _SEVERAL)
 
 
 def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints) -> Intervals:

@@ -142,6 +142,15 @@ def test_in_an_event_loop_only_the_request_that_computes_is_charged_with_it() ->
         assert claimed[spent_ns > 50 * MS].sum() == pytest.approx(spent_ns[spent_ns > 50 * MS].sum(), rel=0.15), cause
 
 
+def test_another_thread_that_only_waits_for_events_is_no_second_loop() -> None:
+    """Requests come while one computes, and the loop answers each of them when its work is done."""
+    at = arrivals(15.0, n=N)
+    work = np.where(SOME, LONG, 0) + USUAL
+    end = served(at, work, 1)
+    loop = read(0 * at, end - work, end, int(end.max()), epoll=lambda times: 2 - present(times, end - work, end))
+    assert np.array_equal(find_serving_threads(loop, at, end, end).computed > 0, SOME)
+
+
 def test_a_request_that_comes_while_the_loop_computes_for_none_is_not_charged() -> None:
     """A timer of the loop computes for 300 ms; requests come 20 ms after it began, or much later."""
     jobs = np.arange(200) * 1_000 * MS
