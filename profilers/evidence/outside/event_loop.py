@@ -36,9 +36,17 @@ def serves_in_loop(loops: Counter, there: Ints) -> bool:
 
     :param loops: as for :func:`usual_loops`, as ``there``.
     """
-    usual = usual_loops(loops, there)
-    away = usual - loops.value[there > 0] if usual else np.zeros(1)
-    return bool(np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) <= _SEVERAL)
+    away = usual_loops(loops, there) - loops.value[there > 0]
+    return bool(len(away) and np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) <= _SEVERAL)
+
+
+def serves_in_loops(loops: Counter, there: Ints) -> bool:
+    """True if several event loops compute the answers, also if the service is never idle.
+
+    :param loops: as for :func:`usual_loops`, as ``there``.
+    """
+    away = loops.value.max(initial=0.0) - loops.value[there > 0]
+    return bool(len(away) and np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) > _SEVERAL)
 
 
 def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints) -> Intervals:

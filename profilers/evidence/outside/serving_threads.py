@@ -16,7 +16,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.intervals import Overlaps
-from latfix.profilers.evidence.outside.event_loop import serves_in_loop
+from latfix.profilers.evidence.outside.event_loop import serves_in_loop, serves_in_loops
 from latfix.profilers.evidence.outside.service_process import (
     EPOLL,
     THREAD,
@@ -42,7 +42,7 @@ _MOSTLY, _EMPTY = 0.5, 0.1
 class ServingThreads:
     """What threads computed for long.
 
-    :param known: the threads were read one by one.
+    :param known: the threads were read one by one, and it shows which of them serves a request.
     :param computed: ``(n,)`` on-CPU nanoseconds of the thread that served a request, beyond a usual request's work.
     :param ran: by row of such a request, ``(k,)`` that thread's time on a core after each reading of the process.
     :param background: series of the threads that serve none.
@@ -73,6 +73,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     loops = Counter.of(samples, EPOLL)
     there = np.searchsorted(np.sort(at), loops.at_ns) - np.searchsorted(np.sort(end), loops.at_ns)
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
+    many = serves_in_loops(loops, there)  # of several loops, it is not known which one serves a request
     requests = _Requests(at, end, float(np.median(process.step)))
     work, long = process.typical_work, max(_TIMES * process.typical_work, _LEAST_NS)
     empty = process.there <= 0
@@ -103,11 +104,11 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
         if served < _MOSTLY * beyond[beyond >= long].sum():
             if float(ran[empty].sum()) >= _MOSTLY * float(ran.sum()) * np.mean(empty) and np.mean(empty) >= _EMPTY:
                 background.append(name)
-            continue
-        of_requests |= dict.fromkeys(np.flatnonzero(of_thread > computed).tolist(), np.append(ran, 0.0))
-        computed = np.maximum(computed, of_thread)  # threads of a pool work for one request side by side
+        elif not many:
+            of_requests |= dict.fromkeys(np.flatnonzero(of_thread > computed).tolist(), np.append(ran, 0.0))
+            computed = np.maximum(computed, of_thread)  # threads of a pool work for one request side by side
     return ServingThreads(
-        known=True,
+        known=not many,
         computed=np.rint(np.minimum(computed, end - at)).astype(np.int64),
         ran=of_requests,
         background=tuple(background),

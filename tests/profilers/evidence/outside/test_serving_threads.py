@@ -23,6 +23,7 @@ from tests.profilers.evidence.outside.test_outside_view import (
 from tests.profilers.samples import sample_columns
 
 N, USUAL, LONG = 800, 4 * MS, 300 * MS
+EACH = np.arange(N)
 SOME: Bools = np.random.default_rng(7).random(N) < 0.03
 
 
@@ -149,6 +150,17 @@ def test_another_thread_that_only_waits_for_events_is_no_second_loop() -> None:
     end = served(at, work, 1)
     loop = read(0 * at, end - work, end, int(end.max()), epoll=lambda times: 2 - present(times, end - work, end))
     assert np.array_equal(find_serving_threads(loop, at, end, end).computed > 0, SOME)
+
+
+def test_among_several_loops_no_request_is_charged() -> None:
+    """Each second request is served by another loop, and waits there for those that came before."""
+    at, end = arrivals(60.0, n=N), np.zeros(N, np.int64)
+    work = np.where(SOME, LONG, 0) + USUAL
+    for first in (0, 1):
+        end[first::2] = served(at[first::2], work[first::2], 1)
+    loops = read(EACH % 2, end - work, end, int(end.max()), epoll=lambda times: 2 - present(times, end - work, end))
+    threads = find_serving_threads(loops, at, end, end)
+    assert not threads.known and not threads.computed.any()
 
 
 def test_a_request_that_comes_while_the_loop_computes_for_none_is_not_charged() -> None:
