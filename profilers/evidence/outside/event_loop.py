@@ -36,7 +36,9 @@ def serves_in_loop(loops: Counter, there: Ints) -> bool:
 
     :param loops: as for :func:`usual_loops`, as ``there``.
     """
-    away = usual_loops(loops, there) - loops.value[there > 0]
+    if not (usual := usual_loops(loops, there)):
+        return False
+    away = usual - loops.value[there > 0]
     return bool(len(away) and np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) <= _SEVERAL)
 
 
@@ -56,9 +58,10 @@ def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints)
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     :param answers: all times at which some part of an answer arrived.
     """
-    if usual_loops(loops, there) != 1.0:
+    usual = usual_loops(loops, there)
+    if usual != 1.0 and not serves_in_loop(loops, there):
         return NO_INTERVALS
-    times, away = loops.at_ns, loops.value < 1.0
+    times, away = loops.at_ns, loops.value < usual
     gone = cumulative(times, np.where(away[:-1], np.diff(times), 0.0))
     limit = max(_TIMES * float(np.median(gone.grown(at, end))), _LEAST_NS)
     answered = np.sort(answers)

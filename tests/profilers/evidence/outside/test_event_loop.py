@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,8 @@ def test_requests_that_are_answered_one_after_the_other_do_not_block_the_loop() 
     assert len(loop_blocks(loop, there.astype(np.int64), at, late, late)) == 1
     late[60:70] = end[69]  # two calls that follow each other
     assert len(loop_blocks(loop, there.astype(np.int64), at, late, late)) == 2
+    beside = replace(loop, value=loop.value + 1.0)  # another thread only waits for events
+    assert len(loop_blocks(beside, there.astype(np.int64), at, late, late)) == 2
 
 
 def test_the_usual_work_of_a_burst_is_no_call_that_blocks_the_loop() -> None:
