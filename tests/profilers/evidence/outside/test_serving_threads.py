@@ -188,7 +188,7 @@ def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
 
 
 def test_threads_that_work_for_one_request_side_by_side_count_once() -> None:
-    at = arrivals(5.0, n=N)
+    at = np.arange(N) * 1_000 * MS
     computes = at + np.where(SOME, LONG, 0) + USUAL
     end = computes + 2 * LONG
     pool = read(np.repeat([0, 1], N), np.tile(at, 2), np.tile(computes, 2), int(end.max()))
