@@ -11,12 +11,22 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
-from latfix.profilers.evidence.outside.service_process import Counter, cumulative
+from latfix.profilers.evidence.outside.service_process import EPOLL, Counter, cumulative
+from latfix.run_record.schema import Columns
 
 #: Least polls without a request; least length of a block, in nanoseconds and in times of a usual request's work.
 _LEAST, _LEAST_NS, _TIMES = 10, 15_000_000, 3.0
 #: Share of polls; and with more than one loop away, if a single one serves.
 _MOSTLY, _SEVERAL = 0.5, 0.01
+
+
+def requests_there(times: Floats, at: Ints, end: Ints) -> Ints:
+    """Number of requests at the service at each time.
+
+    :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
+    """
+    begun = np.searchsorted(np.sort(at), times, side="right")
+    return np.asarray(begun - np.searchsorted(np.sort(end), times, side="right"), dtype=np.int64)
 
 
 def usual_loops(loops: Counter, there: Ints) -> float:
@@ -40,6 +50,12 @@ def serves_in_loop(loops: Counter, there: Ints) -> bool:
         return False
     away = usual - loops.value[there > 0]
     return bool(len(away) and np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) <= _SEVERAL)
+
+
+def computes_in_loop(samples: Columns, at: Ints, end: Ints) -> bool:
+    """As :func:`serves_in_loop`, from the readings and as for :func:`requests_there`."""
+    loops = Counter.of(samples, EPOLL)
+    return serves_in_loop(loops, requests_there(loops.at_ns, at, end))
 
 
 def serves_in_loops(loops: Counter, there: Ints) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import percent
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
-from latfix.profilers.evidence.outside.event_loop import loop_blocks, serves_in_loop, usual_loops
+from latfix.profilers.evidence.outside.event_loop import computes_in_loop, loop_blocks, requests_there, usual_loops
 from latfix.profilers.evidence.outside.outside_view import Serving, as_served, presence
 from latfix.profilers.evidence.outside.service_process import (
     COLLECTIONS,
@@ -141,7 +141,7 @@ def find_lock_waits(
     if not process.cpu.known or not len(at):
         return LockWaits(lock=none, python=none)
     times = process.cpu.at_ns
-    there, present = _inside(times, at, end + _AFTER_NS), _inside(times, at, end)
+    there, present = requests_there(times, at, end + _AFTER_NS), requests_there(times, at, end)
     series = {str(name) for name in samples["series"] if str(name).startswith(FUTEX)}
     counts = [at_readings(samples, name, times) for name in sorted(series)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
@@ -291,7 +291,7 @@ def serving_of(record: RunRecord) -> Serving:
     at, end = (times[usable] for times in presence(rows))
     streamed, first = (rows["chunks"] > 1).any(), np.maximum(end - rows["finish_ns"][usable], at)
     # Streams join and leave a batch at any time. A loop that computes answers those together that came meanwhile.
-    if not streamed and not _in_loop(record.samples, at, end):
+    if not streamed and not computes_in_loop(record.samples, at, end):
         order = np.argsort(at, kind="stable")
         if (rule := infer_rule(at[order], (first - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
             return Serving(servers=rule.workers, rule=rule)
@@ -316,11 +316,6 @@ def _queue(at: Ints, free: Ints, first: Ints) -> Queue | None:
         return None
     waited = queue.wait_ns > _BETWEEN_ANSWERS_NS
     return None if _share((at + queue.wait_ns > first + _BETWEEN_ANSWERS_NS)[waited]) > _TOO_EARLY else queue
-
-
-def _in_loop(samples: Columns, at: Ints, end: Ints) -> bool:
-    loops = Counter.of(samples, EPOLL)
-    return serves_in_loop(loops, _inside(loops.at_ns, at, end))
 
 
 def _is_lock(count: Floats, there: Ints) -> bool:
@@ -359,12 +354,6 @@ def _polls(times: Floats, spans: Intervals) -> list[tuple[int, int]]:
     """The first poll in each span, and the first one after it."""
     first, last = (np.searchsorted(times, at).tolist() for at in (spans.start, spans.end))
     return list(zip(first, last, strict=True))
-
-
-def _inside(times: Floats, at: Ints, end: Ints) -> Ints:
-    """Number of requests at the service at each time."""
-    begun = np.searchsorted(np.sort(at), times, side="right")
-    return np.asarray(begun - np.searchsorted(np.sort(end), times, side="right"), dtype=np.int64)
 
 
 def _divided(

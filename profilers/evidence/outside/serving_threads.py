@@ -16,7 +16,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.intervals import Overlaps
-from latfix.profilers.evidence.outside.event_loop import serves_in_loop, serves_in_loops
+from latfix.profilers.evidence.outside.event_loop import requests_there, serves_in_loop, serves_in_loops
 from latfix.profilers.evidence.outside.service_process import (
     EPOLL,
     THREAD,
@@ -71,7 +71,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     if not (names and len(times) > 1 and len(at)):
         return replace(nothing_computed(len(at)), known=bool(names))
     loops = Counter.of(samples, EPOLL)
-    there = np.searchsorted(np.sort(at), loops.at_ns) - np.searchsorted(np.sort(end), loops.at_ns)
+    there = requests_there(loops.at_ns, at, end)
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
     many = serves_in_loops(loops, there)  # of several loops, it is not known which one serves a request
     requests = _Requests(at, end, float(np.median(process.step)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfix.arrays import Floats, Ints
+from latfix.profilers.evidence.outside.event_loop import computes_in_loop
 from latfix.profilers.evidence.outside.outside_view import piles_up
 from latfix.profilers.evidence.outside.service_process import (
     CORES,
@@ -109,7 +110,9 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     times, there, work = process.cpu.at_ns, process.there, process.typical_work
     allowed = Counter.of(samples, CORES).value
     cores = max(min(process.most_at_once, float(allowed.min(initial=np.inf))), 1.0)
-    if _share_an_interpreter(samples, process):
+    # Short bursts are too few readings to show that nothing else runs beside a loop.
+    in_loop = process.most_at_once == np.inf and computes_in_loop(samples, at, end)
+    if in_loop or _share_an_interpreter(samples, process):
         cores = 1.0
     alone = _used_alone(process, cores)
     used = np.maximum(np.minimum(there * alone, cores), 1e-9)

@@ -43,7 +43,7 @@ def busy(folder: Path) -> Path:
 
 
 def bursts(folder: Path) -> Path:
-    at = [evenly(np.random.default_rng(4), 25, 12), *(second + np.arange(25) / 1000 for second in range(2, 12, 2))]
+    at = [evenly(np.random.default_rng(4), 25, 12), *(second + np.arange(25) / 10_000 for second in range(2, 12, 2))]
     return write_arrivals(folder / "t.jsonl", np.concatenate(at), payload={"x": 1})
 
 

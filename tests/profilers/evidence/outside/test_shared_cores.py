@@ -79,6 +79,23 @@ def test_a_burst_is_named_however_the_requests_share_the_process(order: str, cor
     assert unwatched.verdict in ("traffic.burst", "inconclusive")
 
 
+def test_a_loop_computes_for_one_request_at_once_also_if_bursts_are_too_short_to_show_it() -> None:
+    """Two cores are allowed, and each burst lasts for one reading."""
+    at = with_bursts(burst=4)
+    end, counters = computed(at, np.full(len(at), MS), 1.0, order="random")
+    times = np.unique(counters["t_ns"])
+    allowed = samples(times, cores=np.full(len(times), 2.0))
+    loop = samples(times, epoll=1.0 * (present(times, at, end) == 0))
+
+    def found(*more: Columns) -> float:
+        kept = counters["series"] != "server.cores"
+        parts = ({name: column[kept] for name, column in counters.items()}, allowed, *more)
+        watched = {name: np.concatenate([part[name] for part in parts]) for name in counters}
+        return find_shared_cores(watched, at, end).cores
+
+    assert (found(loop), found()) == (1.0, 2.0)
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_answers_alone_show_that_requests_share_cores(cores: int) -> None:
     at, latency = shared_log("lognormal, 0.5", "0.4 and a burst", cores, seed=41)
