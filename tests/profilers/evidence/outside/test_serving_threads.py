@@ -174,6 +174,19 @@ def test_a_request_that_comes_while_the_loop_computes_for_none_is_not_charged() 
     assert not find_serving_threads(loop, at, end, end).computed.any()
 
 
+@pytest.mark.parametrize("rate", [15.0, 60.0, 150.0])
+def test_a_timer_that_computes_in_a_loop_is_charged_to_no_request(rate: float) -> None:
+    """Every second or so it computes for 150 ms; requests that come meanwhile are answered right after it."""
+    at = arrivals(rate, n=N)
+    timer = np.cumsum(np.random.default_rng(3).integers(600 * MS, 1_100 * MS, int(at[-1]) // (850 * MS)))
+    both, work = np.concatenate([at, timer]), np.concatenate([np.full(N, MS), np.full(len(timer), 150 * MS)])
+    order = np.argsort(both, kind="stable")
+    end = np.empty(len(both), np.int64)
+    end[order] = served(both[order], work[order], 1)
+    loop = read(0 * both, end - work, end, int(end.max()), epoll=lambda times: 1 - present(times, end - work, end))
+    assert not find_serving_threads(loop, at, end[:N], end[:N]).computed.any()
+
+
 def test_a_burst_that_a_loop_answers_at_once_is_no_long_request() -> None:
     """Ten requests come at once, and are answered together after the work of all of them."""
     alone, bursts = np.arange(300) * 200 * MS, np.repeat(np.arange(30) * 2_000 * MS + 100 * MS, 10)
