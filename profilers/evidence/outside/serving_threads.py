@@ -108,7 +108,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
                 cut = 2 * int(np.argmax(edges[2:-1:2] - edges[1:-2:2])) + 2
                 pending += [edges[:cut], edges[cut:]]
                 continue
-            if float(thread.grown(edges[:1] - late, edges[:1])[0]) < late / 2:
+            if float(thread.grown(edges[:1] - int(late), edges[:1])[0]) < late / 2:
                 fresh.append((candidates == 1, float(away.grown(edges[:1], edges[-1:])[0]) / (until - begin)))
             if owner >= 0:
                 served += spent
