@@ -76,8 +76,8 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     loops = Counter.of(samples, EPOLL)
     there = requests_there(loops.at_ns, at, end)
     parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
-    usual = usual_loops(loops, there)
-    away = cumulative(loops.at_ns, np.where(loops.value[:-1] < usual, np.diff(loops.at_ns), 0.0))
+    in_loop = loops.value[:-1] < usual_loops(loops, there)
+    away = cumulative(loops.at_ns, np.where(in_loop, np.diff(loops.at_ns), 0.0))
     many = serves_in_loops(loops, there)  # of several loops, it is not known which one serves a request
     requests = _Requests(at, end, float(np.median(process.step)))
     late = _APART * float(np.median(process.step))
@@ -87,9 +87,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     for name in names:
         ran = at_readings(samples, name, times)[1:]
         thread, of_thread, served = cumulative(times, ran), np.zeros(len(at)), 0.0
-        fresh = list[
-            tuple[bool, float]
-        ]()  # of each computation after a pause: a single request fits, time in the loop
+        fresh: list[tuple[bool, float]] = []
         pending = _pieces(times, ran, parted)
         ran_in = thread.grown(*(np.array([edges[k] for edges in pending], np.int64) for k in (0, -1)))
         pending = [pending[k] for k in np.flatnonzero(ran_in >= long).tolist()]
