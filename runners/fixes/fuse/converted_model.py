@@ -70,6 +70,12 @@ def convertible(backend: str, precisions: tuple[str, ...]) -> tuple[Condition, .
     )
 
 
+def operators_in(applied: Applied, wanted: str) -> tuple[int, int]:
+    """Operators of the converted model that computed in a number format, and all whose format is known."""
+    known = [each for one in applied.evidence.get("conversions", []) for each in one.get("precisions", {}).items()]
+    return sum(number for name, number in known if wanted in name.lower()), sum(number for _, number in known)
+
+
 def converted(applied: Applied, backend: str) -> Verified:
     """Effective if the backend ran the batches of the replay; with the result of the conversion."""
     conversions = applied.evidence.get("conversions", [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
-from latfix.runners.fixes.fuse.converted_model import converted, convertible, converting_s
+from latfix.runners.fixes.fuse.converted_model import converted, convertible, converting_s, operators_in
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 
@@ -11,7 +11,7 @@ def _verify(applied: Applied) -> Verified:
     found = converted(applied, "openvino")
     wanted = applied.settings.precision
     conversions = applied.evidence.get("conversions", [])
-    half = sum(number for one in conversions for name, number in one["precisions"].items() if "bf16" in name.lower())
+    half, _ = operators_in(applied, "bf16")
     own = any(one.get("in_half") for one in conversions)
     if bool(half) != (wanted == "bf16") and not (half and own):
         return Verified(False, f"{half} operators computed in bfloat16, but precision is {wanted}; {found.evidence}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from latfix.profilers.gpu.kernel_number_formats import Format, is_device_kernel, matrix_formats, number_format
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
 from latfix.runners.fixes.fuse import compile as fuse_compile
+from latfix.runners.fixes.fuse.converted_model import operators_in
 from latfix.runners.fixes.shared.conditions import at_default, need
 from latfix.runners.fixes.shared.model_facts import (
     count,
@@ -137,9 +138,12 @@ def passes(applied: Applied) -> list[dict[str, int]]:
 
 
 def computed_in(applied: Applied, wanted: Format, dtype: str) -> Verified:
-    """Effective if the model computed in a 16-bit format: by its kernels, otherwise by its layers' outputs."""
+    """Effective if the model computed in a 16-bit format: by its kernels, its operators, or its layers' outputs."""
     if verified := by_kernels(applied, wanted):
         return verified
+    found, total = operators_in(applied, wanted)
+    if total:
+        return Verified(found > 0, f"{found} of {total} operators of the converted model computed in {dtype}")
     # A compiled model runs no modules; the types in its graphs were recorded during compilation.
     compiled = applied.evidence.get("graph_dtypes")
     dtypes = compiled or applied.evidence.get("dtypes", {})

@@ -193,6 +193,7 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("fuse.onnxruntime", {}, {**REPLACED, **converted("onnxruntime"), "replaced_share": 0.2}, {}),
     ("fuse.openvino", {}, {**REPLACED, **converted("openvino")}, {}),
     ("fuse.openvino", {"settings": {"precision": "bf16"}}, {**REPLACED, **converted("openvino", "BF16")}, {}),
+    ("quantize.bf16", {}, {**REPLACED, **converted("openvino", "BF16"), "dtypes": {}}, {}),
     # On a GPU the host's clock sees the launch alone.
     ("fuse.tensorrt", {}, {**REPLACED, **compiled(), "replaced_share": 0.1}, {}),
     ("fuse.tensorrt", {}, {**REPLACED, **compiled(share=None)}, {}),
@@ -340,6 +341,7 @@ HALF: list[tuple[str, Run, Run]] = [
     ("quantize.tf32", CHANCE, {"device": "cuda:0", "kernels": {TF32_KERNEL: 4, FP16_KERNEL: 5}}),
     ("quantize.tf32", CHANCE, {"device": "cuda:0", "kernels": {"triton_tem_fused_addmm_0": 5}}),
     ("quantize.bf16", CHANCE, {"dtypes": {}}),
+    ("quantize.bf16", CHANCE, {**REPLACED, **converted("openvino"), "dtypes": {"bfloat16": 4}}),
     ("quantize.bf16", CHANCE, {"dtypes": {"bfloat16": 4}, "graph_dtypes": {"float32": 4}}),
     ("fuse.onnxruntime", {}, converted("onnxruntime")),
     ("fuse.openvino", {}, {**REPLACED, **converted("openvino", "BF16")}),  # not requested
