@@ -107,6 +107,11 @@ class Comparison(Document):
     smallest: float = field(default=0.05, metadata=HIDDEN)
 
     @property
+    def answered_more(self) -> bool:
+        """True if the new arm answered more of the requests, slow ones too: a higher mean is not against it."""
+        return self.after.success > self.before.success + MOST_LOST
+
+    @property
     def rounds_to_decide(self) -> int | None:
         """How many more rounds decide: the most that an undecided gate needs; for the verdict without gates."""
         if not self.gates:

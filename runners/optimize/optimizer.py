@@ -13,7 +13,6 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
-from latfix.gates.evaluate import MOST_LOST
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.answer_check import AnswerCheck
@@ -175,9 +174,7 @@ class Outcome:
         if final is None or final.verdict == "better":
             return False
         judged, mean = final.ratio[final.judged], final.ratio["mean"]
-        # A mean of more of the requests, slow ones among them, is not worse.
-        mean_counts = final.after.success <= final.before.success + MOST_LOST
-        slower = judged.lo > 1 or (mean.lo > 1 and mean_counts)
+        slower = judged.lo > 1 or (mean.lo > 1 and not final.answered_more)
         untested = any(step.comparison is None for step in self.kept)
         return final.verdict == "worse" or slower or (untested and judged.value > 1)
 

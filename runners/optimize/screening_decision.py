@@ -50,16 +50,16 @@ def decide(comparison: Comparison, goal: str = SCREENED) -> tuple[str, str]:
     if lost > MOST_LOST:
         return "rejected", f"{100 * lost:.1f} % more of the requests did not end ok; {figures}"
     (tail_lo, tail_hi), (mean_lo, mean_hi) = tail.bounds, mean.bounds
-    # The mean covers only requests that ended ok: losing more must not count as a gain, nor fewer as a loss.
-    mean_counts, mean_counts_against = tail.value <= 1 and lost <= 0, lost >= -MOST_LOST
+    # The mean covers only requests that ended ok: losing more of them must not count as a gain.
+    mean_counts, against = tail.value <= 1 and lost <= 0, not comparison.answered_more
     tail_counts = key != "mean" or mean_counts
-    if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1 and mean_counts_against):
+    if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1 and against):
         return "rejected", f"worse: {figures}"
     if (tail_hi < 1 and tail_counts) or (mean_hi < 1 and mean_counts):
         return "kept", figures
     if (tail.hi < _LARGE and tail_counts) or (mean.hi < _LARGE and mean_counts):
         return "kept", f"a large gain: {figures}"
-    if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1 and mean_counts_against):
+    if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1 and against):
         return "rejected", f"worse: {figures}"
     if all(1 - SMALLEST <= end <= 1 + SMALLEST for end in (tail_lo, tail_hi, mean_lo, mean_hi)):
         return "no_gain", f"no difference larger than {percent(SMALLEST)}: {figures}"
