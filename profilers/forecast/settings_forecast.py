@@ -53,6 +53,24 @@ _LIKE = 64
 _SINGLES = 6
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a service takes relative to the prediction, as replays show (:meth:`Forecast.pace_of`).
+
+    :param batches: factor of batch times, NaN if unknown.
+    :param prepare: factor of the time in ``prepare``, which may wait for cores that the model uses; NaN if unknown.
+    """
+
+    batches: float = 1.0
+    prepare: float = 1.0
+
+    @classmethod
+    def typical(cls, shown: Sequence[Pace]) -> Pace:
+        """The geometric means of those that are known; 1 without any."""
+        known = np.array([(each.batches, each.prepare) for each in shown]).reshape(-1, 2)
+        return cls(*(math.exp(np.log(column[column > 0]).sum() / max((column > 0).sum(), 1)) for column in known.T))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """How requests are served. The first fields are those of the runner's settings.
@@ -64,7 +82,7 @@ class Serving:
     :param shortest: requests with the least expected compute leave the queue first, else in order of arrival.
     :param ageing_ns: time in which a waiting request gains a class, or the work of a typical request; 0 for never.
     :param cost: change of the batches' time; ``None`` for the recorded time.
-    :param pace: factor of batch times relative to the prediction, from replays (:meth:`Forecast.pace_of`).
+    :param pace: how long it takes relative to the prediction.
     :param warm_shapes: input sizes run at warm-up, spread over those of the traffic.
     :param without: ids of causes whose time is removed from requests and batches.
     """
@@ -79,7 +97,7 @@ class Serving:
     shortest: bool = False
     ageing_ns: int = 0
     cost: BatchCost | None = None
-    pace: float = 1.0
+    pace: Pace = Pace()
     warm_shapes: int = 0
     without: frozenset[str] = frozenset()
 
@@ -321,8 +339,8 @@ class Forecast:
         found = ([place.get(position, -1) for position in batch] for batch in batches)
         return [members if min(members, default=0) >= 0 else None for members in found]
 
-    def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> float:
-        """Ratio of the batch times of a replay to their prediction; NaN if no batch is known.
+    def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> Pace:
+        """How long a replay took relative to the prediction.
 
         :param record: of this traffic, or of a slice of it that begins at ``begin_ns`` of its schedule.
         :param serving: the replay's settings.
@@ -330,10 +348,14 @@ class Forecast:
         work, rows, batches = self._work, record.requests, record.batches
         first = int(np.searchsorted(self._schedule, begin_ns))
         place = {position - first: row for row, position in enumerate(work.index.tolist())}
+        prepare, pauses, slowed = work.met(serving.without)
+        prepared = (rows["warmup"] == 0) & (rows["prepare_ns"] > 0) & np.isin(rows["index"], list(place))
+        own = (rows["prepare_ns"] - rows["prepare_wait_ns"])[prepared]
+        expected = prepare[[place[position] for position in rows["index"][prepared].tolist()]]
         members: dict[int, list[int]] = {}
         for position, batch in zip(rows["index"].tolist(), rows["batch_id"].tolist(), strict=True):
             members.setdefault(batch, []).append(place.get(position, -1))
-        time_of, (_, pauses, slowed) = self._timer(work.inputs, serving), work.met(serving.without)
+        time_of = self._timer(work.inputs, serving)
         took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
         # A request that shared its steps is a batch of its own, and its size is how many shared them.
         stretch = _stretch(time_of, serving.max_batch, len(work.index)) if serving.in_steps else None
@@ -348,7 +370,7 @@ class Forecast:
                 measured += held - float(pauses[some].sum())
                 shared = 1.0 if stretch is None else stretch[min(size, serving.max_batch)]
                 predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean()) * shared
-        return measured / predicted if predicted > 0 and measured > 0 else float("nan")
+        return Pace(_over(measured, predicted), _over(float(own.sum()), float(expected.sum())))
 
     def _serve(
         self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0, *, patient: bool = False
@@ -359,7 +381,7 @@ class Forecast:
         """
         work, model = self._work, self._model
         prepare, pauses, slowed = work.met(serving.without)
-        prepare = prepare[some]
+        prepare = serving.pace.prepare * prepare[some]
         handed = arrival + work.handed[some] - work.arrival[some]
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
         order = np.argsort(ready, kind="stable")
@@ -378,7 +400,7 @@ class Forecast:
                 if not members:
                     return closing
             # The machine's slowdown is recorded by request: a new batch gets the mean of its members'.
-            pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
+            pace = serving.pace.batches * sum(map(slower.__getitem__, members)) / len(members)
             clock = closing + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
             for member in members:
                 closed[member] = closing
@@ -392,7 +414,7 @@ class Forecast:
             # As the service's own backlog does it.
             classes = classes + np.minimum(share, MOST_SHARES) if serving.ageing_ns else classes * share.max() + share
         if serving.in_steps:
-            needs = alone * serving.pace * slower + stopped
+            needs = alone * serving.pace.batches * slower + stopped
             keys = when + serving.ageing_ns * classes if serving.ageing_ns else classes
             stretch = _stretch(time_of, serving.max_batch, len(order))
             closed, last_step = serve_in_steps(when, keys, needs, stretch, serving.workers)
@@ -432,6 +454,11 @@ class Forecast:
             return time_of(members) + longer * new
 
         return in_turn
+
+
+def _over(measured: float, predicted: float) -> float:
+    """Their ratio; NaN unless both are positive."""
+    return measured / predicted if predicted > 0 and measured > 0 else math.nan
 
 
 def _stretch(time_of: Callable[[Sequence[int]], float], most: int, requests: int) -> list[float]:

@@ -22,8 +22,6 @@ class Trial:
     :param score: its goal relative to the first settings, as a logarithm: the measured ratios of all kept replays.
     :param reason: what the replays showed, or why there are none.
     :param verified: by fix, the evidence that it took effect.
-    :param paces: how much longer batches took than predicted, for the previous best and for this configuration; empty
-        if unknown.
     """
 
     configuration: Configuration
@@ -34,7 +32,6 @@ class Trial:
     prediction: Prediction | None = None
     scored: Mapping[str, Any] = field(default_factory=dict)
     verified: Mapping[str, str] = field(default_factory=dict)
-    paces: tuple[float, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -22,7 +22,7 @@ from latfix.runners.host.apply_plan import check_environment
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration
 from latfix.runners.optimize.findings import Trial
 from latfix.runners.optimize.measurement import SEARCH_FOLDER
-from latfix.runners.optimize.screening_decision import compare_windows
+from latfix.runners.optimize.screening_decision import Pairs, compare_windows
 from latfix.runners.optimize.search import Search
 from latfix.settings import RunnerSettings
 
@@ -34,7 +34,7 @@ _ANEW = "this search cannot be resumed: start a new one without --resume, in ano
 _OPEN = ("skipped", "undecided")
 _STATUSES = ("ready", "kept", "rejected", "no_gain", "not_effective", *_OPEN)
 #: Fields of a trial that the journal keeps as they are.
-_OF_TRIAL = ("status", "reason", "prediction", "scored", "verified", "paces", "pairs")
+_OF_TRIAL = ("status", "reason", "prediction", "scored", "verified", "pairs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,6 @@ class _Replayed(Document):
     prediction: Prediction | None = None
     scored: Mapping[str, Any] = field(default_factory=dict)
     verified: Mapping[str, str] = field(default_factory=dict)
-    paces: tuple[float, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -210,12 +209,16 @@ def _chosen(
     return tuple(choices)
 
 
-def _trial(entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], first: RunnerSettings) -> Trial:
+def _trial(
+    entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], first: RunnerSettings
+) -> tuple[Trial, Pairs]:
+    """A trial and its records."""
     folder = file.parent / SEARCH_FOLDER
     pairs = [(RunRecord.load(folder / one), RunRecord.load(folder / other)) for one, other in entry.pairs]
-    return Trial(
+    trial = Trial(
         configuration=Configuration(first, _chosen(entry, file, known, first)),
         score=float("inf") if entry.score is None else entry.score,
         comparison=compare_windows(pairs, seed) if pairs else None,
         **_same(entry, *_OF_TRIAL),
     )
+    return trial, pairs

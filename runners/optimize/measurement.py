@@ -154,8 +154,8 @@ class Bench:
         return arm
 
     def ready(self, arm: Arm) -> Mapping[str, Any]:
-        """What an arm's process reported when it started; if memory is tight, an ended one does not restart."""
-        if self.room.tight and arm.ready_message and not arm.failed:
+        """What an arm's process reported when it started; one that has ended does not restart for that."""
+        if arm.ready_message and not arm.failed:
             return arm.ready_message
         self.room.close_others(arm, self._arms)
         return arm.ready

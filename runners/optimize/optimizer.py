@@ -474,7 +474,10 @@ class Optimizer:
         if not proof.rounds:
             return
         if unseen and seen:
-            outcome.steps = _verify(outcome.steps, unseen, seen[0], *proof.rounds[0])
+            one, other = proof.rounds[0]
+            applied, known = Applied(evidence=seen[0], record=other, without=one), {fix.id: fix for fix in FIXES}
+            search.verify({step.fix: known[step.fix].verify(applied) for step in unseen})
+            self._conclude(outcome, search, ended=True)
         outcome.before, outcome.after = proof.rounds[-1]
         outcome.at_pace = _predicted(search, bounds, proof.rounds)
         outcome.final = proof.compare(seed=self.options.seed, accuracy=outcome.accuracies)
@@ -541,22 +544,6 @@ def _predicted(search: Search, within: Bounds, rounds: Sequence[tuple[RunRecord,
     if planner is None or not planner.knows(best):
         return {}
     return planner.in_hindsight(best, rounds, within) if rounds else planner.predict(best, within).ratio
-
-
-def _verify(
-    steps: Sequence[Step], unseen: Sequence[Step], evidence: Mapping[str, Any], before: RunRecord, after: RunRecord
-) -> list[Step]:
-    """The steps, with the effect of those that were kept without a replay verified on a round of the final replay."""
-    applied, known = Applied(evidence=evidence, record=after, without=before), {fix.id: fix for fix in FIXES}
-    found = {step.fix: known[step.fix].verify(applied) for step in unseen}
-    return [
-        step
-        if step.fix not in found
-        else replace(step, verified=found[step.fix].evidence)
-        if found[step.fix].effective
-        else replace(step, status="not_effective", reason=f"it did not take effect: {found[step.fix].evidence}")
-        for step in steps
-    ]
 
 
 def _fixes(outcome: Outcome, *, throughput: bool) -> list[Fix]:

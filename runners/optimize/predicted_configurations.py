@@ -9,13 +9,12 @@ the same way.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from latfix.profilers.forecast.batch_cost import BatchCost
-from latfix.profilers.forecast.settings_forecast import OF_THE_MACHINE, Forecast, Serving
+from latfix.profilers.forecast.settings_forecast import OF_THE_MACHINE, Forecast, Pace, Serving
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose
@@ -56,7 +55,7 @@ class Planner:
     """Predicts configurations.
 
     :param costs: by :func:`way`, how the time of batches changes.
-    :param paces: by :func:`way`, how much longer batches took than predicted, one figure for each replay.
+    :param paces: by :func:`way`, how long it took relative to the prediction, by replay.
     :param refused: choices that together did not run, by :attr:`Choice.words`, or were rejected, by
         :attr:`Choice.suspect`.
     :ivar simulations: number of simulated configurations.
@@ -67,7 +66,7 @@ class Planner:
     first: RunnerSettings
     obstacle: Obstacle
     costs: dict[tuple[str, ...], BatchCost | None] = field(default_factory=lambda: {(): None})
-    paces: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    paces: dict[tuple[str, ...], list[Pace]] = field(default_factory=dict)
     refused: set[frozenset[str]] = field(default_factory=set)
     simulations: int = 0
     _seen: dict[tuple[Serving, tuple[tuple[float, float], ...]], dict[str, float]] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class Planner:
     def in_hindsight(
         self, configuration: Configuration, rounds: Sequence[tuple[RunRecord, RunRecord]], within: Bounds
     ) -> dict[str, float]:
-        """Ratios over the first settings with batches as fast as they were in replays of both.
+        """Ratios over the first settings, each at the pace that replays of both showed.
 
         :param within: the stretch of the schedule that was replayed; empty for all of it.
         """
@@ -101,8 +100,8 @@ class Planner:
         sides = []
         for records, each in zip(zip(*rounds, strict=True), (Configuration(self.first), configuration), strict=True):
             serving = each.serving(self.costs[way(each)])
-            shown = [pace for record in records if (pace := self.forecast.pace_of(record, serving, begin)) > 0]
-            sides.append(replace(serving, pace=statistics.geometric_mean(shown or [1.0])))
+            shown = [self.forecast.pace_of(record, serving, begin) for record in records]
+            sides.append(replace(serving, pace=Pace.typical(shown)))
         return self._ratio(sides[0], sides[1], within)
 
     def serving(self, configuration: Configuration) -> Serving:
@@ -111,8 +110,8 @@ class Planner:
         Without one, at that of the largest part of it: two workers compete for memory in any precision.
         """
         known = way(configuration)
-        shown = self.paces.get(max((each for each in self.paces if {*each} <= {*known}), key=len, default=()), [1.0])
-        return replace(configuration.serving(self.costs[known]), pace=statistics.geometric_mean(shown))
+        shown = self.paces.get(max((each for each in self.paces if {*each} <= {*known}), key=len, default=()), [])
+        return replace(configuration.serving(self.costs[known]), pace=Pace.typical(shown))
 
     def score(self, configuration: Configuration, within: Bounds = ()) -> float:
         """Predicted :func:`goal_score`; infinite if choices of it were refused.
@@ -189,23 +188,15 @@ class Planner:
                 shares[fix] = {key: (sum(each) / len(each), min(each), max(each)) for key, each in values.items()}
         return shares
 
-    def learn(self, configuration: Configuration, replays: Sequence[tuple[RunRecord, float]]) -> float | None:
-        """Learn from replays of slices how much longer batches take than predicted; returns it, ``None`` if unknown.
+    def learn(self, configuration: Configuration, replays: Sequence[tuple[RunRecord, float]]) -> None:
+        """Learn from replays of slices how long the service takes relative to the prediction.
 
         :param replays: records, and the start of each slice in the schedule, in nanoseconds.
         """
         serving = configuration.serving(self.costs[way(configuration)])
         shown = [self.forecast.pace_of(record, serving, begin) for record, begin in replays]
-        shown = [each for each in shown if each > 0]
-        if not shown:
-            return None
-        pace = statistics.geometric_mean(shown)
-        self.take(configuration, pace)
-        return pace
-
-    def take(self, configuration: Configuration, pace: float) -> None:
-        """Add a pace that :meth:`learn` returned."""
-        self.paces.setdefault(way(configuration), []).append(pace)
+        if any(each.batches > 0 for each in shown):
+            self.paces.setdefault(way(configuration), []).append(Pace.typical(shown))
 
     def _composed(self, measured: Sequence[Choice], chosen: Mapping[int, Choice]) -> Configuration:
         return compose(self.first, [*measured, *(chosen[key] for key in sorted(chosen))], self.obstacle)

@@ -31,7 +31,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET, Candidate, Prediction
 from latfix.results.optimization_step import KEYS
-from latfix.runners.fixes import Applied, Context, Fix
+from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.measure.accuracy_guard import judge, score_of
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose, measure
 from latfix.runners.optimize.findings import Findings, Trial
@@ -123,22 +123,24 @@ class Search:
     def restore(
         self,
         alternatives: Sequence[Alternative],
-        trials: Sequence[Trial],
+        trials: Sequence[tuple[Trial, Pairs]],
         found: Mapping[str, Any],
         ineffective: Mapping[str, str],
     ) -> None:
-        """Continue from the results of an earlier search."""
-        self.known.alternatives, self.known.trials = list(alternatives), list(trials)
+        """Continue from the results of an earlier search.
+
+        :param trials: with their records.
+        """
+        self.known.alternatives, self.known.trials = list(alternatives), [trial for trial, _ in trials]
         self.known.set_ups |= found
         self.known.ineffective |= ineffective
         if self.planner is not None:
             self.planner.costs |= {way(each): each.cost for each in self.known.ready}
         kept: Trial | None = None
-        for trial in self.known.trials:
+        for trial, pairs in trials:
             if self.planner is not None:
                 _refuse(self.planner, trial)
-                for configuration, pace in zip((self.best, trial.configuration), trial.paces, strict=False):
-                    self.planner.take(configuration, pace)
+                self._learn(self.planner, trial.configuration, pairs)
             if trial.status == "kept":
                 kept, self.best = trial, self.known.effective(trial.configuration)
         if kept is not None:
@@ -177,6 +179,17 @@ class Search:
         rest = self.best.without(fix)
         composed = compose(self.first, rest.choices, self._obstacle)
         return composed if composed.choices and composed.key == rest.key else None
+
+    def verify(self, found: Mapping[str, Verified]) -> None:
+        """Take over what the final replay showed of kept fixes; those without effect leave the best configuration."""
+        effective = {fix: each.evidence for fix, each in found.items() if each.effective}
+        self.known.ineffective |= {fix: each.evidence for fix, each in found.items() if fix not in effective}
+        self.known.trials = [
+            replace(trial, verified={**trial.verified, **effective}) if trial.status == "kept" else trial
+            for trial in self.known.trials
+        ]
+        self.best = self.known.effective(self.best)
+        self._record_progress()
 
     def fall_back(self, reason: str) -> bool:
         """Return to the best configuration before the current one, which the final replay refuted.
@@ -627,19 +640,18 @@ class Search:
         scored, refusal = self._scored(configuration, candidate)
         if refusal:
             return Trial(configuration=configuration, status="rejected", reason=refusal, scored=scored)
-        added = [choice for choice in configuration.choices if choice.fix.id not in self.best.fixes]
-        cold = bool(added) and all(choice.fix.cold for choice in added)
+        cold = self._adds_cold(configuration)
         pairs = bench.screen(self.arm, candidate, cold=cold)
         comparison = compare_windows(pairs, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal)
         gained = goal_score(self.goal, ratios(*waited_ms(pairs)))
-        prediction, paces = None, tuple[float, ...]()
-        if planner is not None and not cold and planner.knows(self.best) and planner.knows(configuration):
+        prediction = None
+        if planner is not None and self._foretells(planner, configuration):
             now, then = (planner.predict(each, bench.window_bounds) for each in (self.best, configuration))
             prediction = Prediction(ratio=ratios(now.ratio, then.ratio), compute=then.compute)
             if status == "undecided" and max(gained, goal_score(self.goal, prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as predicted: {reason}"
-            paces = self._learn(planner, configuration, pairs)
+            self._learn(planner, configuration, pairs)
         verified, missing = self._verify(configuration, candidate, pairs)
         self.known.ineffective |= missing
         if status == "kept" and missing and not set(configuration.fixes) - set(self.best.fixes) - set(missing):
@@ -655,18 +667,24 @@ class Search:
             prediction=prediction,
             scored=scored,
             verified=verified,
-            paces=paces,
             pairs=tuple((one.folder.name, other.folder.name) for one, other in pairs),
         )
 
-    def _learn(self, planner: Planner, configuration: Configuration, pairs: Pairs) -> tuple[float, ...]:
-        """Tell the planner how long batches took on both sides, the current best first."""
+    def _adds_cold(self, configuration: Configuration) -> bool:
+        """True if all that it adds to the current best acts on a service's first requests."""
+        added = [choice.fix for choice in configuration.choices if choice.fix.id not in self.best.fixes]
+        return bool(added) and all(fix.cold for fix in added)
+
+    def _foretells(self, planner: Planner, configuration: Configuration) -> bool:
+        """True if replays of it beside the current best can be compared with their prediction."""
+        return not self._adds_cold(configuration) and planner.knows(self.best) and planner.knows(configuration)
+
+    def _learn(self, planner: Planner, configuration: Configuration, pairs: Pairs) -> None:
+        """Tell the planner how long both sides took, the current best first."""
         begins = [begin for begin, _ in self.bench.window_bounds] or [0.0]
-        shown = [
-            planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
-            for k, each in enumerate((self.best, configuration))
-        ]
-        return tuple(pace for pace in shown if pace is not None) if None not in shown else ()
+        if pairs and self._foretells(planner, configuration):
+            for k, each in enumerate((self.best, configuration)):
+                planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
 
     def _verify(
         self, configuration: Configuration, candidate: Arm, pairs: Pairs

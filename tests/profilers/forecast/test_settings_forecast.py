@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.forecast.batch_cost import BatchCost
-from latfix.profilers.forecast.settings_forecast import Forecast, Serving
+from latfix.profilers.forecast.settings_forecast import Forecast, Pace, Serving
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.latency_summary import summarize_ms
 from tests.profilers.simulated_runs import simulate
@@ -153,17 +153,34 @@ def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all() -> None:
 def test_the_pace_comes_from_a_replay(slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}
     forecast = Forecast(simulate(**run))
-    again = simulate(**{**run, "base": slower * BUSY["base"], "per_item": slower * BUSY["per_item"]})
+    # Cores that a faster model leaves idle are free for ``prepare``.
+    batches, ready = {name: slower * BUSY[name] for name in ("base", "per_item")}, slower**2
+    again = simulate(**{**run, **batches, "prepare": ready})
     shown = forecast.pace_of(again, forecast.serving)
-    assert shown == pytest.approx(slower, rel=0.1)
+    assert (shown.batches, shown.prepare) == pytest.approx((slower, ready), rel=0.1)
     predicted = forecast.statistics(replace(forecast.serving, pace=shown))["mean"]
     assert predicted == pytest.approx(float(again.latencies_ns().mean()) / 1e6, rel=0.2)
     # Requests of a slice are found by its begin in the schedule.
     begin = float(again.traffic.arrival_ns[500])
     rows = {name: column[again.requests["index"] >= 500] for name, column in again.requests.items()}
     part = replace(again, requests={**rows, "index": rows["index"] - 500})
-    assert forecast.pace_of(part, forecast.serving, begin) == pytest.approx(shown, rel=0.1)
-    assert np.isnan(forecast.pace_of(part, forecast.serving, begin * 10))
+    sliced = forecast.pace_of(part, forecast.serving, begin)
+    assert (sliced.batches, sliced.prepare) == pytest.approx((shown.batches, shown.prepare), rel=0.1)
+    unknown = forecast.pace_of(part, forecast.serving, begin * 10)
+    assert np.isnan(unknown.batches) and np.isnan(unknown.prepare)
+    assert Pace.typical([unknown, shown]) == Pace.typical([shown]) != Pace()
+
+
+def test_prepare_that_waits_no_more_for_cores_shortens_the_tail() -> None:
+    """As for a voice encoder: ``prepare`` waited beside the model's own threads, until each worker had one."""
+    run = {**BUSY, "lengths": lengths(), "rate": 60.0, "prepare": 12.0}
+    forecast = Forecast(simulate(**run))
+    again = simulate(**{**run, "prepare": 1.0})
+    predicted = forecast.statistics(replace(forecast.serving, pace=forecast.pace_of(again, forecast.serving)))
+    measured = summarize_ms(again.latencies_ns())
+    for key in ("mean", "p99"):
+        assert predicted[key] == pytest.approx(measured[key], rel=0.2)
+        assert predicted[key] < 0.8 * forecast.simulated[key]
 
 
 def test_causes_of_the_policy_are_not_removed_from_requests() -> None:

@@ -18,7 +18,7 @@ from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
-from latfix.profilers.forecast.settings_forecast import Serving
+from latfix.profilers.forecast.settings_forecast import Pace, Serving
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
@@ -343,11 +343,11 @@ class Known:
         return self.error
 
     def statistics(self, serving: Serving, _within: object = ()) -> dict[str, float]:
-        factor = serving.pace * (1.0 if serving.cost is None else serving.cost.typical)
+        factor = serving.pace.batches * (1.0 if serving.cost is None else serving.cost.typical)
         return dict.fromkeys(LATENCY_KEYS, 10.0 * factor * self.world.limits.get(serving.max_batch, 1.0))
 
-    def pace_of(self, record: RunRecord, _serving: Serving, _begin_ns: float = 0.0) -> float:
-        return math.prod(self.world.shown.get(name, 1.0) for name in record.meta.settings.env)
+    def pace_of(self, record: RunRecord, _serving: Serving, _begin_ns: float = 0.0) -> Pace:
+        return Pace(math.prod(self.world.shown.get(name, 1.0) for name in record.meta.settings.env))
 
     def alone(self, cost: BatchCost | None) -> dict[str, float]:
         return dict.fromkeys(LATENCY_KEYS, 10.0 if cost is None else 10.0 * cost.typical)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.forecast.batch_cost import BatchCost
-from latfix.profilers.forecast.settings_forecast import Forecast
+from latfix.profilers.forecast.settings_forecast import Forecast, Pace
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize.configuration import Choice, Configuration, compose
 from latfix.runners.optimize.predicted_configurations import Planner, goal_score, trusted
@@ -133,18 +133,18 @@ def test_a_replay_corrects_all_configurations_with_the_same_way(plan: Callable[.
     first, fast = Configuration(planner.first), Configuration(planner.first, (FAST,))
     other = Configuration(planner.first, (FAST, *limits(2)))
     predicted = [planner.score(each) for each in (fast, other)]
-    planner.take(first, 0.9)
-    assert planner.serving(fast).pace == 0.9
-    planner.take(fast, 1.2)
-    assert planner.serving(first).pace == 0.9 and planner.serving(other).pace == 1.2
+    planner.paces[()] = [Pace(0.9)]
+    assert planner.serving(fast).pace == Pace(0.9)
+    planner.paces["fast",] = [Pace(1.2)]
+    assert planner.serving(first).pace == Pace(0.9) and planner.serving(other).pace == Pace(1.2)
     assert planner.score(first) == 0.0
     assert all(planner.score(each) > was for each, was in zip((fast, other), predicted, strict=True))
     more = Configuration(planner.first, (FAST, choose("more", compute=0.9, env={"MORE": "1"})))
     planner.costs["fast", "more"] = planner.costs["more",] = None
-    assert planner.serving(more).pace == 1.2, "that of the way it contains, not of the first settings"
-    assert planner.serving(Configuration(planner.first, more.choices[1:])).pace == 0.9
-    planner.take(fast, 0.6)
-    assert planner.serving(fast).pace == pytest.approx((1.2 * 0.6) ** 0.5)
+    assert planner.serving(more).pace == Pace(1.2), "that of the way it contains, not of the first settings"
+    assert planner.serving(Configuration(planner.first, more.choices[1:])).pace == Pace(0.9)
+    planner.paces["fast",] += [Pace(0.6), Pace(float("nan"), float("nan"))]
+    assert planner.serving(fast).pace.batches == pytest.approx((1.2 * 0.6) ** 0.5)
 
 
 def test_a_refused_way_is_never_the_best(plan: Callable[..., Planner]) -> None:

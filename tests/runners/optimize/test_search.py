@@ -309,6 +309,21 @@ def test_without_time_for_a_replay_the_final_replay_decides(
     assert {label for label, _, _ in world.replays} == {"before", "after"}
 
 
+def test_what_the_final_replay_shows_without_effect_leaves_plan_and_candidates(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No replay of the search tested the plan, so none could show it before."""
+    monkeypatch.setattr(Bench, "trial_s", lambda *_: 1e6)
+    world.limits, world.silent = {8: 0.6}, {"LIMIT"}
+    vain = replace(model(world, "VAIN", 0.9), verify=lambda _: Verified(False, "no batch shows it"))
+    outcome = search(vain, limits(world, 8))
+    assert outcome.proved == ("a.VAIN", "a.LIMIT") and outcome.verdict == "improved"
+    assert world.statuses(outcome) == {"a.LIMIT": "kept", "a.VAIN": "not_effective"}
+    assert world.step(outcome, "VAIN").reason == "it did not take effect: no batch shows it"
+    assert (outcome.settings.max_batch_size, dict(outcome.settings.env)) == (8, {})
+    assert [each.fixes for each in outcome.candidates if each.status == "kept"] == [("a.LIMIT",)]
+
+
 def test_rejected_answers_are_not_scored_again_on_other_cores(search: Any, world: Any) -> None:
     world.shares, world.scores = {2: 0.6}, {"INT8": 0.9}
     outcome = search(model(world, "INT8", 0.5), workers(world, 2))
@@ -572,6 +587,20 @@ def test_a_resumed_search_tries_again_what_only_the_final_replay_tested(search: 
     assert world.statuses(first) == {"a.FAST": "kept"} and not world.windows
     outcome = search(model(world, "FAST", 0.5), resume=True, budget_s=280.0)
     assert world.windows and world.step(outcome, "FAST").comparison is not None
+
+
+def test_a_resumed_search_predicts_with_what_replays_showed(search: Any, world: Any) -> None:
+    fast, world.shown = model(world, "FAST", 0.5), {"FAST": 1.2}
+
+    def stop(arm: Any, _name: str) -> None:
+        if arm.label == "after":
+            raise KeyboardInterrupt
+
+    world.on_replay = stop
+    assert search(fast).interrupted
+    world.on_replay = lambda *_: None
+    outcome = search(fast, resume=True)
+    assert outcome.predicted["mean"] == pytest.approx(0.5 * 1.2)
 
 
 def test_a_resumed_search_repeats_no_measurement(search: Any, world: Any) -> None:
