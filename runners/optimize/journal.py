@@ -22,7 +22,7 @@ from latfix.runners.host.apply_plan import check_environment
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration
 from latfix.runners.optimize.findings import Trial
 from latfix.runners.optimize.measurement import SEARCH_FOLDER
-from latfix.runners.optimize.screening_decision import Pairs, compare_windows
+from latfix.runners.optimize.screening_decision import Pairs, compare_windows, joined
 from latfix.runners.optimize.search import Search
 from latfix.settings import RunnerSettings
 
@@ -218,7 +218,7 @@ def _trial(
     trial = Trial(
         configuration=Configuration(first, _chosen(entry, file, known, first)),
         score=float("inf") if entry.score is None else entry.score,
-        comparison=compare_windows(pairs, seed) if pairs else None,
+        comparison=compare_windows(*joined(pairs), seed) if pairs else None,
         **_same(entry, *_OF_TRIAL),
     )
     return trial, pairs

@@ -32,9 +32,14 @@ _LARGE = 0.8
 Pairs = Sequence[tuple[RunRecord, RunRecord]]
 
 
-def compare_windows(pairs: Pairs, seed: int) -> Comparison:
-    """Compare all windows as one round: they differ by their traffic, not by chance as rounds do."""
+def joined(pairs: Pairs) -> tuple[RunRecord, RunRecord]:
+    """All windows of either arm as one record."""
     without, record = (join(arm) for arm in zip(*pairs, strict=True))
+    return without, record
+
+
+def compare_windows(without: RunRecord, record: RunRecord, seed: int) -> Comparison:
+    """Compare all windows as one round: they differ by their traffic, not by chance as rounds do."""
     return compare_rounds([without], [record], seed=seed, smallest=SMALLEST, rule=SCREENING)
 
 
@@ -66,17 +71,14 @@ def decide(comparison: Comparison, goal: str = SCREENED) -> tuple[str, str]:
     return "undecided", f"the data cannot tell: {figures}"
 
 
-def waited_ms(pairs: Pairs) -> tuple[dict[str, float], dict[str, float]]:
-    """Latencies of both arms, in which requests that timed out count as slow as they had waited.
+def waited_ms(record: RunRecord) -> dict[str, float]:
+    """Latencies in which requests that timed out count as slow as they had waited.
 
     Those of the others alone would be lower the more requests time out.
     """
-    found = []
-    for record in map(join, zip(*pairs, strict=True)):
-        status = record.requests["status"]
-        kept = record.measured & ((status == Status.OK) | (status == Status.TIMEOUT))
-        found.append(summarize_ms(record.requests["latency_ns"][kept]))
-    return found[0], found[1]
+    status = record.requests["status"]
+    kept = record.measured & ((status == Status.OK) | (status == Status.TIMEOUT))
+    return summarize_ms(record.requests["latency_ns"][kept])
 
 
 def decide_cold(pairs: Pairs) -> tuple[str, str]:

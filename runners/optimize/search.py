@@ -37,8 +37,7 @@ from latfix.runners.optimize.configuration import Alternative, Choice, Configura
 from latfix.runners.optimize.findings import Findings, Trial
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Planner, goal_score, ratios, way
-from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold, waited_ms
-from latfix.runners.optimize.screening_windows import join
+from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold, joined, waited_ms
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
 
@@ -642,9 +641,10 @@ class Search:
             return Trial(configuration=configuration, status="rejected", reason=refusal, scored=scored)
         cold = self._adds_cold(configuration)
         pairs = bench.screen(self.arm, candidate, cold=cold)
-        comparison = compare_windows(pairs, bench.seed)
+        without, record = joined(pairs)
+        comparison = compare_windows(without, record, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal)
-        gained = goal_score(self.goal, ratios(*waited_ms(pairs)))
+        gained = goal_score(self.goal, ratios(waited_ms(without), waited_ms(record)))
         prediction = None
         if planner is not None and self._foretells(planner, configuration):
             now, then = (planner.predict(each, bench.window_bounds) for each in (self.best, configuration))
@@ -652,12 +652,13 @@ class Search:
             if status == "undecided" and max(gained, goal_score(self.goal, prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as predicted: {reason}"
             self._learn(planner, configuration, pairs)
-        verified, missing = self._verify(configuration, candidate, pairs)
+        evidence = bench.evidence(candidate, pairs[-1][1])
+        verified, missing = self._verify(configuration, Applied(evidence=evidence, record=record, without=without))
         self.known.ineffective |= missing
         if status == "kept" and missing and not set(configuration.fixes) - set(self.best.fixes) - set(missing):
             status, reason = "not_effective", "; ".join(missing.values())
         # A few first requests show no remaining tail.
-        candidate.latest = self.arm.latest if cold else join([record for _, record in pairs])
+        candidate.latest = self.arm.latest if cold else record
         return Trial(
             configuration=configuration,
             status=status,
@@ -686,20 +687,15 @@ class Search:
             for k, each in enumerate((self.best, configuration)):
                 planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
 
-    def _verify(
-        self, configuration: Configuration, candidate: Arm, pairs: Pairs
-    ) -> tuple[dict[str, str], dict[str, str]]:
+    def _verify(self, configuration: Configuration, applied: Applied) -> tuple[dict[str, str], dict[str, str]]:
         """Evidence by fix: of the fixes that took effect, and of those that did not."""
-        evidence = self.bench.evidence(candidate, pairs[-1][1])
-        without, record = (join(arm) for arm in zip(*pairs, strict=True))
         verified, missing = dict[str, str](), dict[str, str]()
         for choice in configuration.choices:
             if choice.fix.id in self.best.fixes:
                 continue
             # What another fix of the best one so far sets as well is not missing there, but in the first settings.
             alike = self.best.settings.with_overrides(choice.change) == self.best.settings
-            base = self.bench.baseline if alike else without
-            found = choice.fix.verify(Applied(evidence=evidence, record=record, without=base))
+            found = choice.fix.verify(replace(applied, without=self.bench.baseline) if alike else applied)
             (verified if found.effective else missing)[choice.fix.id] = found.evidence
         return verified, missing
 

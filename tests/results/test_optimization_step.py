@@ -16,7 +16,7 @@ from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step, ablation
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold, shown, waited_ms
+from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold, joined, shown, waited_ms
 from latfix.stages import Status
 from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
@@ -122,7 +122,7 @@ def test_requests_that_timed_out_count_as_slow_as_they_had_waited() -> None:
     lossy, whole = _record(np.full(100, 20.0), "a"), _record(np.full(100, 30.0), "a")
     lossy.requests["latency_ns"][:50] = 50_000_000
     lossy.requests["status"][:50] = Status.TIMEOUT
-    before, after = waited_ms([(lossy, whole)] * 2)
+    before, after = waited_ms(lossy), waited_ms(whole)
     assert (before["mean"], after["mean"]) == (35.0, 30.0)
 
 
@@ -203,7 +203,7 @@ def test_windows_that_differ_much_are_paired(factor: float, status: str) -> None
         (_record(quiet, "a"), _record(quiet * factor * chance[0], "a")),
         (_record(loaded, "b"), _record(loaded * factor * chance[1], "b")),
     ]
-    found = compare_windows(pairs, seed=0)
+    found = compare_windows(*joined(pairs), seed=0)
     assert found.paired and found.rounds == 1
     assert found.before.requests["ok"] == 600
     assert decide(found)[0] == status, decide(found)[1]
@@ -221,7 +221,7 @@ def test_a_backlog_that_is_gone_is_kept(factor: float, status: str) -> None:
     """All that is slow lies in one stretch, and blocks of requests bound nothing."""
     rng = np.random.default_rng(8)
     pairs = [(_record(_backlog(rng, 1.0), name), _record(_backlog(rng, factor), name)) for name in "ab"]
-    found = compare_windows(pairs, seed=0)
+    found = compare_windows(*joined(pairs), seed=0)
     assert found.ratio["p95"].bounds[1] > 1
     assert decide(found)[0] == status, decide(found)[1]
 

@@ -14,7 +14,7 @@ from latfix.errors import RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.reports.comparison_rows import step_rows
 from latfix.results.answer_check import AnswerCheck
-from latfix.runners.fixes import FIXES, Fix, Verified
+from latfix.runners.fixes import FIXES, Applied, Fix, Verified
 from latfix.runners.optimize import measurement
 from latfix.runners.optimize.configuration import Choice, Configuration
 from latfix.runners.optimize.measurement import Bench
@@ -431,20 +431,17 @@ def test_a_fix_that_cannot_be_simulated_is_added_if_it_treats_the_remaining_tail
     assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
 
 
-def test_a_setting_that_the_best_so_far_has_too_is_compared_with_the_first(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_that_the_best_so_far_has_too_is_compared_with_the_first(world: Any) -> None:
     """A split of the cores limits the threads as well: without the limit there was only the baseline."""
-    monkeypatch.setattr("latfix.runners.optimize.search.join", lambda records: records[0])
     fix = replace(world.fix("THREADS"), verify=lambda applied: Verified(applied.without == "baseline", "seen"))
     limit, first = Choice(fix, {"intra_op_threads": 1}), RunnerSettings()
     split = Choice(world.fix("WORKERS"), {"workers": 2, "intra_op_threads": 1})
-    bench = SimpleNamespace(evidence=lambda *_: {}, baseline="baseline")
+    bench = SimpleNamespace(baseline="baseline")
+    of_the_windows: Any = {"record": "candidate", "without": "best so far"}
     for best, effective in (((split,), True), ((), False)):
         searching: Any = SimpleNamespace(bench=bench, best=Configuration(first, best))
-        candidate: Any = None
-        pairs: Any = [("best so far", "candidate")]
-        verified, _ = Search._verify(searching, Configuration(first, (limit,)), candidate, pairs)
+        applied = Applied(evidence={}, **of_the_windows)
+        verified, _ = Search._verify(searching, Configuration(first, (limit,)), applied)
         assert bool(verified) == effective
 
 
