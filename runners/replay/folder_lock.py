@@ -14,13 +14,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 CLAIM = ".latfix-claim"
+#: Output of the model's process. It alone in a folder is of a service that failed before anything was recorded.
+LOG = "runner.log"
 #: Large enough that an almost full disk refuses it.
 _BYTES = b"\0" * 4096
 _claimed: dict[Path, BinaryIO] = {}
 
 
+def unused(folder: Path, *, claimed: bool = False) -> bool:
+    """True if a folder has no results, nor, unless ``claimed``, a claim."""
+    return {one.name for one in folder.iterdir()} <= {LOG, *([CLAIM] if claimed else [])}
+
+
 def claim(folder: Path) -> bool:
-    """Claim an existing folder. True if it was empty and unclaimed; an OSError if it cannot be written."""
+    """Claim an existing folder. True if it was unused and unclaimed; an OSError if it cannot be written."""
     file = folder / CLAIM
     try:
         stream = _claimed[file] = file.open("xb")
@@ -33,7 +40,7 @@ def claim(folder: Path) -> bool:
         _give_up(file)
         raise
     # Another process may have come, written and ended between the check of the folder and the claim.
-    if [one.name for one in folder.iterdir()] == [CLAIM]:
+    if unused(folder, claimed=True):
         return True
     _give_up(file)
     return False

@@ -16,13 +16,13 @@ import latfix
 from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
 from latfix.errors import InputError, LatfixError, RunnerError, disk_is_full
 from latfix.profilers.probes.neighbor_watch import LINE, NeighborWatch
-from latfix.run_record.run_meta import RunMeta, write_meta
+from latfix.run_record.run_meta import RUN_FILE, RunMeta, write_meta
 from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.run_record.validation import check_document
 from latfix.runners.host.kernel_files import System
 from latfix.runners.measure.compute_pace import typical_batches
-from latfix.runners.replay.folder_lock import claim, claim_again
+from latfix.runners.replay.folder_lock import claim, claim_again, unused
 from latfix.runners.replay.run_origin import run_origin
 from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
@@ -68,6 +68,13 @@ class RunFolder:
         self.update(state="failed", failure=why)
         return _close(self)
 
+    def discard(self) -> None:
+        """Remove what was written before the replay, so that a corrected command may use the folder."""
+        with contextlib.suppress(OSError):
+            (self.path / SEGMENTS).rmdir()  # fails if something was recorded
+            (self.path / SCHEDULE).unlink()
+            (self.path / RUN_FILE).unlink()
+
 
 class Interrupted(Exception):
     """Ctrl-C ended a replay in order; ``record`` is what was recorded."""
@@ -111,14 +118,14 @@ def new_folder(path: Path) -> Path:
 
 
 def check_folder(path: Path) -> None:
-    """Check that a folder for results is new or empty, without creating it.
+    """Check that a folder for results is new or unused, without creating it.
 
-    :raises InputError: it is a file, is not empty, or cannot be looked into.
+    :raises InputError: it is a file, holds something, or cannot be looked into.
     """
     with writing_into(path):
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not unused(path):
             raise _not_empty(path)
 
 
@@ -281,6 +288,9 @@ def run(path: Path, replay: Replay, *, on_event: OnEvent | None = None) -> RunRe
     with RunnerProcess(replay.spec.folder, replay.spec.entry, replay.settings, path / "runner.log") as process:
         try:
             process.start()
+        except InputError:
+            folder.discard()
+            raise
         except (LatfixError, KeyboardInterrupt) as error:
             folder.fail(str(error) or "interrupted while loading")
             raise

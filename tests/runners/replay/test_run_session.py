@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from latfix.config.workload_toml import load_spec
-from latfix.errors import EXIT_RUNNER, InputError, LatfixError
+from latfix.errors import EXIT_RUNNER, InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import folder_lock as claims
 from latfix.runners.replay.run_session import (
@@ -27,8 +27,10 @@ from latfix.runners.replay.run_session import (
     prepare_folder,
     reopen_folder,
     replay_into,
+    run,
     writing_into,
 )
+from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.traffic.io import stored_schedule
 from latfix.traffic.schedule import Traffic
 from tests.conftest import write_workload
@@ -125,6 +127,35 @@ def test_no_run_joins_the_segments_of_another(tmp_path: Path) -> None:
         prepare_folder(folder, replay)
 
     assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (InputError("max_batch_size = 8; lower it"), {"runner.log"}),
+        (RunnerError("the model ran out of memory"), {"runner.log", "run.json", "traffic.parquet"}),
+    ],
+    ids=["of the input", "of the model"],
+)
+def test_a_corrected_command_may_use_the_folder_of_one_that_began_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: LatfixError, left: set[str]
+) -> None:
+    def start(process: RunnerProcess) -> NoReturn:
+        process._log.touch()
+        raise error
+
+    monkeypatch.setattr(RunnerProcess, "start", start)
+    spec = load_spec(str(write_workload(tmp_path / "w")))
+    folder = open_folder(tmp_path / "run")
+    with pytest.raises(type(error)):
+        run(folder, Replay(spec=spec, traffic=Traffic.plain(np.arange(3)), settings=spec.settings))
+    claims.release_all()
+    assert left <= {file.name for file in folder.iterdir()}
+    if isinstance(error, InputError):
+        assert open_folder(folder) == folder
+    else:
+        with pytest.raises(InputError, match="not empty"):
+            open_folder(folder)
 
 
 def test_a_number_with_which_no_record_can_be_read_is_refused_before_the_replay(tmp_path: Path) -> None:
