@@ -58,16 +58,17 @@ class Pace:
     """How long a service takes relative to the prediction, as replays show (:meth:`Forecast.pace_of`).
 
     :param batches: factor of batch times, NaN if unknown.
-    :param prepare: factor of the time in ``prepare``, which may wait for cores that the model uses; NaN if unknown.
+    :param beside: factor of the time in ``prepare`` and ``finish``, which may wait for cores that the model uses; NaN
+        if unknown.
     """
 
     batches: float = 1.0
-    prepare: float = 1.0
+    beside: float = 1.0
 
     @classmethod
     def typical(cls, shown: Sequence[Pace]) -> Pace:
         """The geometric means of those that are known; 1 without any."""
-        known = np.array([(each.batches, each.prepare) for each in shown]).reshape(-1, 2)
+        known = np.array([(each.batches, each.beside) for each in shown]).reshape(-1, 2)
         return cls(*(math.exp(np.log(column[column > 0]).sum() / max((column > 0).sum(), 1)) for column in known.T))
 
 
@@ -349,9 +350,11 @@ class Forecast:
         first = int(np.searchsorted(self._schedule, begin_ns))
         place = {position - first: row for row, position in enumerate(work.index.tolist())}
         prepare, pauses, slowed = work.met(serving.without)
-        prepared = (rows["warmup"] == 0) & (rows["prepare_ns"] > 0) & np.isin(rows["index"], list(place))
-        own = (rows["prepare_ns"] - rows["prepare_wait_ns"])[prepared]
-        expected = prepare[[place[position] for position in rows["index"][prepared].tolist()]]
+        ended = (rows["warmup"] == 0) & (rows["status"] == Status.OK) & np.isin(rows["index"], list(place))
+        beside = (
+            rows["prepare_ns"] - rows["prepare_wait_ns"] + np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
+        )
+        expected = (prepare + work.finish)[[place[position] for position in rows["index"][ended].tolist()]]
         members: dict[int, list[int]] = {}
         for position, batch in zip(rows["index"].tolist(), rows["batch_id"].tolist(), strict=True):
             members.setdefault(batch, []).append(place.get(position, -1))
@@ -370,7 +373,7 @@ class Forecast:
                 measured += held - float(pauses[some].sum())
                 shared = 1.0 if stretch is None else stretch[min(size, serving.max_batch)]
                 predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean()) * shared
-        return Pace(_over(measured, predicted), _over(float(own.sum()), float(expected.sum())))
+        return Pace(_over(measured, predicted), _over(float(beside[ended].sum()), float(expected.sum())))
 
     def _serve(
         self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0, *, patient: bool = False
@@ -381,12 +384,13 @@ class Forecast:
         """
         work, model = self._work, self._model
         prepare, pauses, slowed = work.met(serving.without)
-        prepare = serving.pace.prepare * prepare[some]
+        prepare = serving.pace.beside * prepare[some]
         handed = arrival + work.handed[some] - work.arrival[some]
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
         order = np.argsort(ready, kind="stable")
         when, turn = ready[order], some[order]
-        time_of, finishing = self._timer(work.inputs[turn], serving), work.finish[turn].tolist()
+        time_of = self._timer(work.inputs[turn], serving)
+        finishing: list[float] = (serving.pace.beside * work.finish[turn]).tolist()
         stopped: list[float] = np.roll(pauses, rotated)[turn].tolist()
         slower: list[float] = np.roll(slowed, rotated)[turn].tolist()
         closed, ended = [0.0] * len(order), [0.0] * len(order)

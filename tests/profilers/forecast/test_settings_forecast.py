@@ -153,11 +153,11 @@ def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all() -> None:
 def test_the_pace_comes_from_a_replay(slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}
     forecast = Forecast(simulate(**run))
-    # Cores that a faster model leaves idle are free for ``prepare``.
+    # Cores that a faster model leaves idle are free for ``prepare`` and ``finish``.
     batches, ready = {name: slower * BUSY[name] for name in ("base", "per_item")}, slower**2
-    again = simulate(**{**run, **batches, "prepare": ready})
+    again = simulate(**{**run, **batches, "prepare": ready, "finish": 0.2 * ready})
     shown = forecast.pace_of(again, forecast.serving)
-    assert (shown.batches, shown.prepare) == pytest.approx((slower, ready), rel=0.1)
+    assert (shown.batches, shown.beside) == pytest.approx((slower, ready), rel=0.1)
     predicted = forecast.statistics(replace(forecast.serving, pace=shown))["mean"]
     assert predicted == pytest.approx(float(again.latencies_ns().mean()) / 1e6, rel=0.2)
     # Requests of a slice are found by its begin in the schedule.
@@ -165,9 +165,9 @@ def test_the_pace_comes_from_a_replay(slower: float) -> None:
     rows = {name: column[again.requests["index"] >= 500] for name, column in again.requests.items()}
     part = replace(again, requests={**rows, "index": rows["index"] - 500})
     sliced = forecast.pace_of(part, forecast.serving, begin)
-    assert (sliced.batches, sliced.prepare) == pytest.approx((shown.batches, shown.prepare), rel=0.1)
+    assert (sliced.batches, sliced.beside) == pytest.approx((shown.batches, shown.beside), rel=0.1)
     unknown = forecast.pace_of(part, forecast.serving, begin * 10)
-    assert np.isnan(unknown.batches) and np.isnan(unknown.prepare)
+    assert np.isnan(unknown.batches) and np.isnan(unknown.beside)
     assert Pace.typical([unknown, shown]) == Pace.typical([shown]) != Pace()
 
 
