@@ -84,6 +84,11 @@ class AnswerCheck(Document):
                 "This service answers None or NaN: there is nothing to compare, and what may change answers is not "
                 "kept. Return from finish what matters, or give the workload an evaluate()."
             )
+        elif self.empty:
+            found.append(
+                f"{counted(self.empty, 'request')} got None or NaN as the answer, before anything was changed. There is "
+                "nothing to compare for such a request."
+            )
         for output in self.outputs:
             if output.uncut:
                 axes = " and ".join(map(str, output.uncut))

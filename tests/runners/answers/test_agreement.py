@@ -171,7 +171,9 @@ def test_none_is_nothing_to_compare() -> None:
     check = own_variation(["a", "b"], nan, nan, [], {}).check
     assert check.incomparable and "answers None or NaN" in check.faults()[0]
     some = [outputs_of(None), outputs_of(2.0)]
-    assert not own_variation(["a", "b"], some, some, [], {}).check.incomparable
+    check = own_variation(["a", "b"], some, some, [], {}).check
+    assert not check.incomparable and check.faults()[0].startswith("1 request got None or NaN as the answer")
+    assert not own_variation(["a", "b"], [some[1]] * 2, [some[1]] * 2, [], {}).check.faults()
     assert difference(yardstick_of(some, {}), some, [some[1], some[1]]).agreements.tolist() == [0.0, 1.0]
 
 
