@@ -86,8 +86,8 @@ class AnswerCheck(Document):
             )
         elif self.empty:
             found.append(
-                f"{counted(self.empty, 'request')} got None or NaN as the answer, before anything was changed. There is "
-                "nothing to compare for such a request."
+                f"{counted(self.empty, 'request')} got None or NaN as the answer, before anything was changed. "
+                "Nothing is compared for such a request."
             )
         for output in self.outputs:
             if output.uncut:

@@ -10,21 +10,19 @@ timed out are simulated, too: without them, a service is less busy than it was. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.ledger import LedgerContext, make_books
-from latfix.profilers.causes import CAUSES
-from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
-from latfix.profilers.evidence.work_model import WorkModel
-from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
+from latfix.profilers.forecast.batch_cost import BatchCost, fit_cost
+from latfix.profilers.forecast.batch_time import BatchTime
+from latfix.profilers.forecast.recorded_work import OF_THE_MACHINE, RecordedWork, followed
 from latfix.queueing.adaptive_batching import BatchController, Bounds, Seen
-from latfix.queueing.length_buckets import padded_elements, padded_sides
 from latfix.queueing.queue_simulator import (
     Policy,
     SimulatedBatch,
@@ -39,12 +37,6 @@ from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
 
-#: At most the first so many requests are simulated; they represent the run.
-_MOST = 20_000
-#: Effects of the machine differ in each replay, and are proportional to a batch's compute.
-OF_THE_MACHINE = frozenset(cause.id for cause in CAUSES if cause.id.startswith("host."))
-#: Causes that the simulation reproduces by itself; removing them requires other settings.
-_OF_THE_POLICY = ("traffic.", "batching.", "input.")
 #: Error up to which a learned batch time is accepted, even if the error was smaller before.
 _TOLERATED = 0.1
 #: Requests whose time with others like them shows how much longer a step takes if more share it.
@@ -103,77 +95,6 @@ class Serving:
     without: frozenset[str] = frozenset()
 
 
-class _Work:
-    """Measured properties of requests. Nanoseconds, ``(n,)`` in the order in which they were sent.
-
-    :ivar index: position in the schedule.
-    :ivar inputs: ``(n, g + 2)`` elements, length, features, then the sides by which batches are padded.
-    :ivar pauses: ``(k, n)`` pauses of the request's batch by cause, at the batch's head; ``prepare_extra`` the same
-        for ``prepare``.
-    :ivar slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
-        the last row has no cause and either sign.
-    :ivar length: the key of batches by length.
-    :ivar patience: how long its caller waits; infinite without a limit.
-    :ivar shapes: how many different sizes of inputs there are.
-    """
-
-    def __init__(self, evidence: Evidence, books: LedgerContext, model: _BatchTime, patience: Floats) -> None:
-        rows, line = evidence.rows, books.line
-        chosen = np.flatnonzero(_followed(evidence))
-        chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]
-        batches = evidence.batches
-        held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
-        undisturbed = np.maximum(model.fixed + (model.bias + evidence.expected.padded) * model.shaped(evidence), 1.0)
-        beyond = held - undisturbed
-        # The part owned by removable causes; the rest stays.
-        causes = tuple(cause.id for cause in CAUSES)
-        known = np.flatnonzero(evidence.head >= 0)
-        heads = evidence.head[known]
-        owned = np.zeros((len(causes), len(held)))
-        mine = np.isin(causes, sorted(removable(causes)))[:, None]
-        owned[:, known] = np.where(mine, np.maximum(line.batch_extra.T[:, heads], 0.0), 0.0)
-        total = owned.sum(axis=0)
-        owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
-        rest = beyond - owned.sum(axis=0)
-        # A pause has the same length for any batch; the machine slows a batch in proportion to its compute.
-        machine = np.array([cause in OF_THE_MACHINE for cause in causes])[:, None]
-        pauses = np.zeros((len(causes), len(evidence.ok)))
-        pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
-        slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed
-        prepare = evidence.units["prepare"].wall.astype(np.float64)
-        brought = np.clip(line.prepare_extra.T, 0.0, prepare)
-        self.index = rows["index"][chosen]
-        self.arrival = rows["arrival_ns"][chosen].astype(np.float64)
-        self.handed = line.handed[chosen]
-        self.prepare = prepare[chosen]
-        batch, finish = evidence.batch_of[chosen], evidence.units["finish"].wall[chosen].astype(np.float64)
-        served = batch >= 0
-        self.finish = np.where(served, finish, np.median(finish[served]) if served.any() else 0.0)
-        self.inputs = np.hstack([evidence.members.attributes, padded_sides(rows)])[chosen]
-        self.pauses = pauses[:, chosen]
-        self.slowed = np.append(slowed, np.zeros((len(slowed), 1)), axis=1)[:, batch]
-        self.prepare_extra = brought[:, chosen]
-        self.priority = evidence.priority[chosen]
-        self.length = rows["bucket_length"][chosen]
-        self.shapes = len(np.unique(padded_sides(rows)[chosen], axis=0))
-        self.patience = patience[self.index]
-        self.causes = causes
-
-    def met(self, without: Collection[str]) -> tuple[Floats, Floats, Floats]:
-        """Without some causes: ``prepare``, pauses, and the slowdown factor of batches."""
-        kept = np.array([cause not in without for cause in self.causes], dtype=np.float64)
-        prepare = np.maximum(self.prepare - (1.0 - kept) @ self.prepare_extra, 0.0)
-        return prepare, kept @ self.pauses, 1.0 + np.append(kept, 1.0) @ self.slowed
-
-
-def _followed(evidence: Evidence) -> Bools:
-    """``(n,)`` True for requests that are simulated: answered, or timed out after ``prepare``, so of a known size."""
-    rows = evidence.rows
-    answered = (evidence.batch_of >= 0) & (rows["status"] == Status.OK)
-    given_up = (rows["prepare_ns"] > 0) & (rows["status"] == Status.TIMEOUT)
-    return np.asarray((rows["warmup"] == 0) & (answered | given_up), dtype=np.bool_)
-
-
 class Forecast:
     """Latencies of a run's requests under other settings.
 
@@ -201,11 +122,11 @@ class Forecast:
         limit_ms = record.traffic.deadline_ms
         usual_ms = record.meta.settings.timeout_ms or math.inf
         self._patience = 1e6 * np.where(np.isnan(limit_ms), usual_ms, limit_ms)
-        self.measured = summarize_ms(evidence.rows["latency_ns"][_followed(evidence)])
-        self._use(_BatchTime.of(evidence))
+        self.measured = summarize_ms(evidence.rows["latency_ns"][followed(evidence)])
+        self._use(BatchTime.of(evidence))
 
-    def _use(self, model: _BatchTime) -> None:
-        self._model, self._work = model, _Work(self._evidence, self._books, model, self._patience)
+    def _use(self, model: BatchTime) -> None:
+        self._model, self._work = model, RecordedWork(self._evidence, self._books, model, self._patience)
         self.simulated = summarize_ms(self.latencies(self.serving))
 
     def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float]) -> None:
@@ -471,93 +392,3 @@ def _stretch(time_of: Callable[[Sequence[int]], float], most: int, requests: int
     alone = np.array([time_of([row]) for row in some])
     shared = [np.array([time_of([row] * size) for row in some]) / alone for size in range(1, most + 1)]
     return list(accumulate([1.0, *(float(np.median(each)) for each in shared)], max))
-
-
-def removable(causes: Collection[str]) -> frozenset[str]:
-    """The causes whose time a forecast can remove; the others depend on policy and traffic."""
-    return frozenset(cause for cause in causes if not cause.startswith(_OF_THE_POLICY))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BatchTime:
-    """The duration of a batch by its members' inputs.
-
-    :param fixed: nanoseconds of every batch in addition to compute: collate, copies.
-    :param bias: nanoseconds of undisturbed compute beyond the model of work.
-    :param coefficients: of the run's model of compute; empty if inputs do not explain it, then ``typical`` is used.
-    :param typical: ``(max_size + 1,)`` by batch size.
-    :param padded: padding in the run, as a share of padding to the largest side of any member.
-    :param shape: correction learned from batches computed on purpose (:meth:`Forecast.learn`).
-    """
-
-    fixed: float
-    bias: float
-    coefficients: tuple[float, ...]
-    typical: tuple[float, ...]
-    padded: float
-    shape: BatchCost | None = None
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> _BatchTime:
-        batches, members, expected = evidence.batches, evidence.members, evidence.expected
-        size = np.maximum(batches["size"].astype(np.float64), 1.0)
-        real = members.total(members.attributes)[:, 0]
-        most = size * members.largest(padded_sides(evidence.rows)).prod(axis=1)
-        added = np.maximum(padded_elements(batches) - real, 0.0)
-        could = np.maximum(most - real, 0.0)
-        held = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
-        computed = (batches["compute_end_ns"] - batches["h2d_end_ns"]).astype(np.float64)
-        quiet = evidence.quiet_batch
-        other, beyond = (held - computed)[quiet], (computed - expected.padded)[quiet]
-        model: WorkModel = expected.models["compute"]
-        return cls(
-            fixed=max(float(np.median(other)), 0.0) if len(other) else 0.0,
-            bias=max(float(np.median(beyond)), 0.0) if len(beyond) else 0.0,
-            coefficients=tuple(model.coefficients.mean(axis=0).tolist()) if model.accepted else (),
-            typical=tuple(expected.typical.astype(float).tolist()),
-            padded=float(np.clip(added.sum() / could.sum(), 0.0, 1.0)) if could.sum() > 0 else 0.0,
-        )
-
-    def timer(self, inputs: Floats, cost: BatchCost | None) -> Callable[[Sequence[int]], float]:
-        """A function from rows of ``inputs`` to the undisturbed compute time of a batch of them, nanoseconds.
-
-        :param inputs: of some requests, as :class:`_Work` has them.
-        """
-        rows, known, shape = inputs.tolist(), self.coefficients, self.shape
-
-        def time_of(members: Sequence[int]) -> float:
-            total, elements, top = self.held(rows, members)
-            size, longest = len(members), top[1]
-            if known:
-                took = self.bias + sum(map(float.__mul__, known, padded_row(size, total, elements, top)))
-            else:
-                took = self.bias + self.typical[min(size, len(self.typical) - 1)]
-            for each in (shape, cost):
-                if each is not None:
-                    took *= each.ratio(columns(size, elements, longest, top[2:]))
-            return took
-
-        return time_of
-
-    def shaped(self, evidence: Evidence) -> Floats:
-        """``(m,)`` by recorded batch, the ratio of ``shape``."""
-        if self.shape is None:
-            return np.ones(len(evidence.batches["size"]))
-        sizes, elements = evidence.batches["size"].tolist(), padded_elements(evidence.batches).tolist()
-        tops = evidence.members.largest(evidence.members.attributes).tolist()
-        what = zip(sizes, elements, tops, strict=True)
-        return np.array([self.shape.ratio(columns(size, padded, top[1], top[2:])) for size, padded, top in what])
-
-    def columns_of(self, inputs: Floats, members: Sequence[int]) -> list[float]:
-        """:func:`latfix.profilers.forecast.batch_cost.columns` of a batch of some of these inputs."""
-        _, elements, top = self.held(inputs.tolist(), members)
-        return columns(len(members), elements, top[1], top[2:])
-
-    def held(self, rows: list[list[float]], members: Sequence[int]) -> tuple[float, float, list[float]]:
-        """Real and padded elements of a batch, and the maximum of each attribute."""
-        if len(members) == 1:
-            only = rows[members[0]]
-            return only[0], only[0], only[:-2]
-        some = [rows[member] for member in members]
-        total, (*top, width, height) = sum(row[0] for row in some), map(max, zip(*some, strict=True))
-        return total, total + self.padded * (len(some) * width * height - total), top

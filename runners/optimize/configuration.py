@@ -16,7 +16,8 @@ import numpy as np
 from latfix.errors import LatfixError
 from latfix.formatting import from_ns, ratio, significant
 from latfix.profilers.forecast.batch_cost import BatchCost
-from latfix.profilers.forecast.settings_forecast import Forecast, Serving, removable
+from latfix.profilers.forecast.recorded_work import removable
+from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.queueing.adaptive_batching import Bounds
 from latfix.runners.fixes import Fix
 from latfix.settings import RunnerSettings

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from latfix.profilers.forecast.batch_cost import BatchCost
-from latfix.profilers.forecast.settings_forecast import OF_THE_MACHINE, Forecast, Pace, Serving
+from latfix.profilers.forecast.recorded_work import OF_THE_MACHINE
+from latfix.profilers.forecast.settings_forecast import Forecast, Pace, Serving
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose
