@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ _WORD = re.compile(r"[MUN]Secs?$|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 @dataclass(slots=True)
 class BadLines:
-    """Counts unusable lines, and keeps the first for the message.
+    """Counts unusable lines, and those that are something else than requests; keeps the first of each for the notes.
 
     :param file: named in messages; ``expected`` describes a usable line.
     """
@@ -77,13 +77,19 @@ class BadLines:
     file: Path
     expected: str
     count: int = 0
-    first: tuple[int, str] | None = field(default=None)
+    first: tuple[int, str] = (1, "nothing")
+    others: int = 0
+    first_other: str = ""
 
     def add(self, line: int, result: str, count: int = 1) -> None:
-        """Count lines, of which the first is described."""
+        """Count unusable lines, of which the first is described."""
+        self.first = self.first if self.count else (line, result)
         self.count += count
-        if self.first is None:
-            self.first = (line, result)
+
+    def skip(self, first: str, count: int = 1) -> None:
+        """Count lines that are something else, of which the first is given."""
+        self.first_other = self.first_other or first
+        self.others += count
 
     def check(self, good: int) -> None:
         """Refuse a file with mostly unusable lines.
@@ -91,35 +97,19 @@ class BadLines:
         :raises InputError: more lines are bad than good.
         """
         if self.count > good:
-            line, result = self.first or (1, "nothing")
-            raise input_error(self.file, line, result, self.expected)
+            raise input_error(self.file, *self.first, self.expected)
 
     def notes(self) -> tuple[str, ...]:
-        """For the reader of the diagnosis."""
-        if self.first is None:
-            return ()
+        """On unusable lines, for the reader of the diagnosis."""
         line, result = self.first
         lines = "1 line was" if self.count == 1 else f"{self.count:,} lines were"
-        return (f"{lines} left out, the first in line {line}: found {result}; expected {self.expected}.",)
+        note = f"{lines} left out, the first in line {line}: found {result}; expected {self.expected}."
+        return (note,) if self.count else ()
 
-
-@dataclass(slots=True)
-class OtherLines:
-    """Counts lines that are something else than requests, and keeps the first for the note."""
-
-    count: int = 0
-    first: str = ""
-
-    def add(self, first: str, count: int = 1) -> None:
-        """Count lines, of which the first is given."""
-        self.first = self.first or first
-        self.count += count
-
-    def notes(self) -> tuple[str, ...]:
-        """For the reader of the diagnosis."""
-        if not self.count:
-            return ()
-        return (f"Skipped {counted(self.count, 'other line')}, the first: {shown(self.first, 60)}.",)
+    def notes_on_others(self) -> tuple[str, ...]:
+        """On lines that are something else."""
+        note = f"Skipped {counted(self.others, 'other line')}, the first: {shown(self.first_other, 60)}."
+        return (note,) if self.others else ()
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
@@ -200,6 +190,11 @@ def flat(record: Mapping[str, Any], before: str = "", depth: int = _DEEPEST) -> 
         else:
             result[before + name] = value
     return result
+
+
+def first_of(record: Mapping[str, Any], *names: str) -> Any:
+    """The first of these values that is there; ``None`` if none is."""
+    return next((value for name in names if (value := record.get(name)) is not None), None)
 
 
 def json_document(path: Path, expected: str) -> Any:

@@ -16,7 +16,7 @@ from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, opened, recorded_at
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, Block
 from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
-from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines, csv_batches
+from latfix.profilers.recordings.requests.text_source import BadLines, csv_batches
 
 _FIRST_ROWS, _BLOCK_BYTES = 10, 1 << 23
 _IN_NAMES = re.compile(r"^[^\W\d](?!.*: )[\w@.\- /()\[\]%#:+]*$|^@[\w.]+$")
@@ -62,9 +62,7 @@ def notes_on(names: Collection[str]) -> Iterator[str]:
         )
 
 
-def blocks_of(
-    path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines, others: OtherLines
-) -> Iterator[Block]:
+def blocks_of(path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
     """The wanted columns, block by block.
 
     :param names: of all columns.
@@ -90,7 +88,7 @@ def blocks_of(
                 numbers: Sequence[int] = range(at, at + batch.num_rows)
                 at += batch.num_rows
                 if has_sums:
-                    batch, numbers = _without_sums(batch, numbers, others)
+                    batch, numbers = _without_sums(batch, numbers, bad)
                 if batch.num_rows:
                     yield {name: _with_points(batch.column(name)) for name in wanted}, numbers
         except pa.ArrowInvalid as error:
@@ -138,14 +136,14 @@ def _delimiter(line: str) -> str:
     return most if most in line else " "
 
 
-def _without_sums(rows: Any, numbers: Sequence[int], others: OtherLines) -> tuple[Any, Sequence[int]]:
+def _without_sums(rows: Any, numbers: Sequence[int], bad: BadLines) -> tuple[Any, Sequence[int]]:
     """JMeter's rows without those of transactions, if the samples that they sum up are there too."""
     import pyarrow.compute as pc
 
     own = pc.invert(pc.starts_with(rows.column(_MESSAGE), _SUM))
     if own.true_count in (0, len(own)):
         return rows, numbers
-    others.add(f"{_SUM} …", own.false_count)
+    bad.skip(f"{_SUM} …", own.false_count)
     return rows.filter(own), np.array(numbers)[own.to_numpy(zero_copy_only=False)].tolist()
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, entry_of, json_objects
+from latfix.profilers.recordings.requests.text_source import (
+    UNITS_NS,
+    begins_with_object,
+    entry_of,
+    first_of,
+    flat,
+    json_objects,
+)
 from latfix.stages import Status
 
 NAME = "AIPerf profile_export.jsonl"
@@ -41,7 +48,7 @@ def read(path: Path) -> RequestTable:
             warmup += 1
             continue
         with entry_of(path, "a request", _EXPECTED, number):
-            _add(rows, metadata, metrics, record.get("error"))
+            _add(rows, metadata, flat(metrics), record.get("error"))
     notes = (f"{warmup} requests of the warm-up phase are left out.",) if warmup else ()
     return rows.table(facts={"format": NAME}, notes=notes)
 
@@ -59,8 +66,8 @@ def _add(rows: TableRows, metadata: Mapping[str, Any], metrics: Mapping[str, Any
         first_ns=_time(metrics, "time_to_first_token", "ttft"),
         name=str(metadata.get("x_request_id", "")),
         features={
-            "input_tokens": _value(metrics, "input_sequence_length"),
-            "output_tokens": _value(metrics, "output_sequence_length", "output_token_count"),
+            "input_tokens": metrics.get("input_sequence_length.value"),
+            "output_tokens": first_of(metrics, "output_sequence_length.value", "output_token_count.value"),
         },
         gaps_ns=_gaps(metrics),
     )
@@ -75,26 +82,15 @@ def _status(metadata: Mapping[str, Any], error: Any) -> int:
     return Status.TIMEOUT if "Timeout" in kind else Status.ERROR
 
 
-def _metric(metrics: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    for name in names:
-        if isinstance(result := metrics.get(name), dict):
-            return result
-    return {}
-
-
-def _value(metrics: Mapping[str, Any], *names: str) -> Any:
-    return _metric(metrics, *names).get("value")
-
-
 def _time(metrics: Mapping[str, Any], *names: str) -> int | None:
-    result = _metric(metrics, *names)
-    return ns_of(result.get("value"), UNITS_NS.get(str(result.get("unit", "ms")), 1_000_000))
+    name = next((each for each in names if f"{each}.value" in metrics), "")
+    return ns_of(metrics.get(f"{name}.value"), _unit_ns(metrics, name))
+
+
+def _unit_ns(metrics: Mapping[str, Any], name: str) -> int:
+    return UNITS_NS.get(str(metrics.get(f"{name}.unit", "ms")), 1_000_000)
 
 
 def _gaps(metrics: Mapping[str, Any]) -> list[int]:
-    result = _metric(metrics, "inter_chunk_latency")
-    unit = UNITS_NS.get(str(result.get("unit", "ms")), 1_000_000)
-    values = result.get("value")
-    if not isinstance(values, list):
-        return []
-    return [gap for value in values if (gap := ns_of(value, unit)) is not None]
+    unit, values = _unit_ns(metrics, "inter_chunk_latency"), metrics.get("inter_chunk_latency.value")
+    return [gap for value in values if (gap := ns_of(value, unit)) is not None] if isinstance(values, list) else []

@@ -13,13 +13,15 @@ from typing import Any
 
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of, json_document
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of, first_of, flat, json_document
 from latfix.stages import Status
 
 NAME = "guidellm benchmarks.json"
 _EXPECTED = "guidellm's benchmarks.json with the requests of its benchmarks"
 _S = 1_000_000_000
 _STATUS = {"successful": Status.OK, "incomplete": CANCELLED, "errored": Status.ERROR}
+#: Where the times of a request are.
+_TIMES = ("info.timings.", "scheduler_info.request_timings.", "info.", "scheduler_info.", "")
 #: Strategies that schedule each request for a given time.
 _SCHEDULED = ("constant", "poisson", "async", "trace", "replay")
 
@@ -63,47 +65,34 @@ def _requests(benchmark: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _is_scheduled(benchmark: Mapping[str, Any]) -> bool:
-    places = (_object(benchmark, name) for name in ("config", "args", "scheduler"))
-    return any(_object(place, "strategy").get("type_") in _SCHEDULED for place in places)  # not that of its profile
+    known = flat(benchmark, depth=2)  # not that of its profile
+    return any(known.get(f"{place}.strategy.type_") in _SCHEDULED for place in ("config", "args", "scheduler"))
 
 
 def _add(rows: TableRows, status: int, request: Mapping[str, Any], scheduled: bool) -> None:
-    info = _object(request, "info") or _object(request, "scheduler_info")
-    times = _object(info, "timings") or info.get("request_timings") or {}
-    sent = _first(times.get("request_start"), times.get("resolve_start"), request.get("start_time"))
-    ended = _first(times.get("request_end"), times.get("resolve_end"), request.get("end_time"))
-    token = _first(times.get("first_token_iteration"), times.get("first_iteration"), request.get("first_token_time"))
-    due = _first(times.get("targeted_start"), info.get("targeted_start")) if scheduled else None
-    start = ns_of(sent, _S, LATEST_NS)
+    known = flat(request)
+
+    def at(*names: str) -> int | None:
+        return ns_of(first_of(known, *(f"{place}{name}" for name in names for place in _TIMES)), _S, LATEST_NS)
+
+    start = at("request_start", "resolve_start", "start_time")
     if start is None:
         return
-    planned = ns_of(due, _S, LATEST_NS)
+    end = at("request_end", "resolve_end", "end_time") if status == Status.OK else None
+    first = at("first_token_iteration", "first_iteration", "first_token_time") if status == Status.OK else None
+    planned = at("targeted_start") if scheduled else None
     arrival = start if planned is None or planned > start else planned
-    end, first = ns_of(ended, _S, LATEST_NS), ns_of(token, _S, LATEST_NS)
-    latency = end - arrival if end is not None and status == Status.OK else None
     rows.add(
         arrival_ns=arrival,
-        latency_ns=latency,
+        latency_ns=None if end is None else end - arrival,
         status=status,
-        first_ns=first - arrival if first is not None and status == Status.OK else None,
+        first_ns=None if first is None else first - arrival,
         name=str(request.get("request_id", "")),
         parts={"dispatch": start - arrival if planned is not None else None},
         features={
-            "input_tokens": _tokens(request, "input_metrics", "prompt_tokens"),
-            "output_tokens": _tokens(request, "output_metrics", "output_tokens"),
+            f"{kind}_tokens": first_of(
+                known, f"{kind}_metrics.total_tokens", f"{kind}_metrics.text_tokens", f"{before}_tokens"
+            )
+            for kind, before in (("input", "prompt"), ("output", "output"))
         },
     )
-
-
-def _tokens(request: Mapping[str, Any], group: str, name: str) -> Any:
-    metrics = _object(request, group)
-    return _first(metrics.get("total_tokens"), metrics.get("text_tokens"), request.get(name))
-
-
-def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    result = value.get(name)
-    return result if isinstance(result, dict) else {}
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)

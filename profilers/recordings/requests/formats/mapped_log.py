@@ -26,7 +26,6 @@ from latfix.profilers.recordings.requests.columns.usual_names import ARRIVAL, EN
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.text_source import (
     BadLines,
-    OtherLines,
     begins_with_object,
     flat,
     json_document,
@@ -56,17 +55,17 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
 
     :raises InputError: no column is a latency, the mapping names a missing one, or most lines are unusable.
     """
-    bad, others = BadLines(path, EXPECTED_ROW), OtherLines()
-    columns, blocks, notes = _opened(path, bad, others)
+    bad = BadLines(path, EXPECTED_ROW)
+    columns, blocks, notes = _opened(path, bad)
     table = read_blocks(path, columns, parse_map_option(mapping, _MAPPING), blocks, bad)
     if len(table) == 1 and any(map(FIGURE.search, columns)):
         raise input_error(path, 1, "figures of many requests", EXPECTED, PER_REQUEST)
-    return replace(table, notes=(*table.notes, *others.notes(), *notes))
+    return replace(table, notes=(*table.notes, *bad.notes_on_others(), *notes))
 
 
 def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
     """The names of the columns that have a text that fits, where the first one is; empty if none has."""
-    columns, blocks, _ = _opened(path, BadLines(path, EXPECTED_ROW), OtherLines())
+    columns, blocks, _ = _opened(path, BadLines(path, EXPECTED_ROW))
     for block, _ in blocks(tuple(columns), (), columns):
         found = [name for name in columns if any(isinstance(x, str) and fits(x) for x in cells_of(block[name]))]
         if found:
@@ -74,19 +73,19 @@ def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
     return ()
 
 
-def _opened(path: Path, bad: BadLines, others: OtherLines) -> tuple[Mapping[str, Any], Blocks, Iterable[str]]:
+def _opened(path: Path, bad: BadLines) -> tuple[Mapping[str, Any], Blocks, Iterable[str]]:
     """The columns with one value of each, what reads them in blocks, and notes."""
     head = recorded_at(path).head
     if parquet_table.knows(head):
         columns = parquet_table.columns_of(path)
         return columns, lambda wanted, _needed, _marks: parquet_table.blocks_of(path, wanted), ()
     if head.lstrip()[:1] in (b"{", b"["):
-        return _first_values(path), lambda wanted, _, marks: _json_blocks(path, wanted, marks, bad, others), ()
+        return _first_values(path), lambda wanted, _, marks: _json_blocks(path, wanted, marks, bad), ()
     columns = csv_table.columns_of(path)
     names = tuple(columns)
     return (
         columns,
-        lambda wanted, _needed, _marks: csv_table.blocks_of(path, names, wanted, bad, others),
+        lambda wanted, _needed, _marks: csv_table.blocks_of(path, names, wanted, bad),
         csv_table.notes_on(names),
     )
 
@@ -100,9 +99,7 @@ def _first_values(path: Path) -> dict[str, Any]:
     return result
 
 
-def _json_blocks(
-    path: Path, wanted: Sequence[str], marks: Collection[str], bad: BadLines, others: OtherLines
-) -> Iterator[Block]:
+def _json_blocks(path: Path, wanted: Sequence[str], marks: Collection[str], bad: BadLines) -> Iterator[Block]:
     """The wanted columns, block by block; objects with none of the marks are no requests."""
     block: dict[str, list[Any]] = {name: [] for name in wanted}
     lines: list[int] = []
@@ -113,7 +110,7 @@ def _json_blocks(
             continue
         record = flat(record) if nested else record
         if not any(name in record for name in marks):
-            others.add(others.first or json.dumps(record))
+            bad.skip(bad.first_other or json.dumps(record))
             continue
         lines.append(number)
         for name in wanted:

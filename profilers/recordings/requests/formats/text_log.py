@@ -26,7 +26,7 @@ from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTE
 from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
 from latfix.profilers.recordings.requests.formats import access_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.text_source import BadLines, OtherLines, column_name
+from latfix.profilers.recordings.requests.text_source import BadLines, column_name
 from latfix.traffic.derived_features import parse_map_option
 
 NAME = (
@@ -215,13 +215,12 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
         written = next((name for name in _WRITTEN_AT if name in names), None)
         meaning = {"end": written} if written and not _STARTS & set(names) else {}
     first = {name: next((row[name] for row in sample if row.get(name)), "") for name in names}
-    skipped = OtherLines()
 
     def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[Block]:
-        return _blocks(path, extract, wanted, needed, skipped, known.header if known else "")
+        return _blocks(path, extract, wanted, needed, bad, known.header if known else "")
 
     table = read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
-    notes = (*table.notes, *skipped.notes())
+    notes = (*table.notes, *bad.notes_on_others())
     writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
     return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})
 
@@ -344,7 +343,7 @@ def _blocks(
     extract: _Extract,
     wanted: Sequence[str],
     needed: Collection[str],
-    skipped: OtherLines,
+    bad: BadLines,
     header: str,
 ) -> Iterator[Block]:
     import pyarrow as pa
@@ -360,11 +359,11 @@ def _blocks(
                 nothing = pc.or_(nothing, pc.equal(lines, header))
             matched = pc.and_not(matched, nothing)
             others = pc.filter(lines, pc.invert(pc.or_(matched, nothing)))
-            skipped.add(next(iter(others.slice(0, 1).to_pylist()), ""), len(others))
+            bad.skip(next(iter(others.slice(0, 1).to_pylist()), ""), len(others))
             requests += matched.true_count
             if matched.true_count:
                 numbers = (at + np.flatnonzero(matched.to_numpy(zero_copy_only=False))).tolist()
                 yield {name: pc.filter(column, matched) for name, column in columns.items()}, numbers
             at += len(lines)
     if not requests:
-        raise input_error(path, 1, shown(skipped.first, 60), "lines that the pattern matches", "correct --pattern")
+        raise input_error(path, 1, shown(bad.first_other, 60), "lines that the pattern matches", "correct --pattern")
