@@ -170,7 +170,6 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
     weight = times["weight"][rows]
     every = rows[_by_request(weight)]
     kept, total = len(rows), int(weight.sum())
-    routes = routes_of(columns.route)
     names = sorted({name for features in columns.features for name in features})
     sampled = bool((weight > 1).any())
     notes = list(bad.notes())
@@ -187,17 +186,16 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
         notes.append("Requests ended on other threads than they began on, so their thread counters are unknown.")
     parts, waited = _parts(columns, times)
     has_waits = bool((times["waited_ns"] >= 0).any())
-    return RequestTable(
-        arrival_ns=times["start_ns"][every],
-        latency_ns=times["latency_ns"][every],
-        status=statuses_of(columns.status)[every],
-        parts={name: part[every] for name, part in parts.items()},
-        idle_ns=waited[every] if has_waits else None,
-        idle_alone=_by_itself(times)[every] if has_waits else None,
-        stages={"cpu": times["cpu_ns"][every]} if (times["cpu_ns"] >= 0).any() else {},
-        features={name: np.array([each.get(name, np.nan) for each in columns.features])[every] for name in names},
-        route=routes["route"][every] if routes else None,
-        routes=routes.get("routes", ()),
+    table = RequestTable(
+        arrival_ns=times["start_ns"],
+        latency_ns=times["latency_ns"],
+        status=statuses_of(columns.status),
+        parts=parts,
+        idle_ns=waited if has_waits else None,
+        idle_alone=_by_itself(times) if has_waits else None,
+        stages={"cpu": times["cpu_ns"]} if (times["cpu_ns"] >= 0).any() else {},
+        features={name: np.array([each.get(name, np.nan) for each in columns.features]) for name in names},
+        **routes_of(columns.route),
         sampled=sampled,
         facts={
             "format": READER.reads,
@@ -207,7 +205,8 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
             **_served_by(times),
         },
         notes=tuple(notes),
-    ).sorted()
+    )
+    return table.take(every).sorted()
 
 
 def _by_request(weight: Ints) -> Ints:

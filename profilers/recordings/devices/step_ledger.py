@@ -71,6 +71,12 @@ class StepLedger(Step):
     lag: int = 0
     before: int = 0
 
+    def claim(self, cause: str, name: str, length: int) -> None:
+        """Add a piece of the critical path."""
+        self.causes[cause] += length
+        self.named[cause, name] += length
+        self.pieces[cause, name] += 1
+
 
 class Ledgers:
     """Makes the ledgers of one recording's steps.
@@ -112,18 +118,9 @@ class Ledgers:
                 name = f"before {name}"
         else:
             name = self._labels[self.trace.host.name[piece.row]]
-        if cause == path.COLLECTIVE and activity != NOTHING:
-            waited = self._waited(piece)
-            if waited:
-                result.causes[RANK_WAIT] += waited
-                result.named[RANK_WAIT, name] += waited
-                result.pieces[RANK_WAIT, name] += 1
-            result.causes[cause] += piece.length - waited
-            result.named[cause, name] += piece.length - waited
-        else:
-            result.causes[cause] += piece.length
-            result.named[cause, name] += piece.length
-        result.pieces[cause, name] += 1
+        if waited := self._waited(piece) if cause == path.COLLECTIVE and activity != NOTHING else 0:
+            result.claim(RANK_WAIT, name, waited)
+        result.claim(cause, name, piece.length - waited)
         if cause == path.COMPUTE and activity != NOTHING:
             key = int(device.name[activity]), int(device.size[activity])
             result.kernels[key] += piece.length
@@ -140,12 +137,10 @@ class Ledgers:
     def _add_own_code(self, result: StepLedger, piece: Piece) -> None:
         """Add code without a recorded call, by the innermost range that the program named within the step."""
         ranges = self.trace.ranges
-        result.causes[piece.cause] += piece.length
         for start, end, row in stretches(self._ranges(piece.thread), piece.start, piece.end):
             around = row == NOTHING or (ranges.start[row] <= result.start and ranges.end[row] >= result.end)
             name = "code of the host" if around else f"code in {self._labels[ranges.name[row]]}"
-            result.named[piece.cause, name] += end - start
-            result.pieces[piece.cause, name] += 1
+            result.claim(piece.cause, name, end - start)
 
     def _waited(self, piece: Piece) -> int:
         """Time of a collective on the path beyond the need of its bytes: the wait for other ranks."""

@@ -151,8 +151,8 @@ def _reader(
     return Reader(kind=kind, reads=name, knows=lambda file: knows(file.head), read=diagnose, takes=frozenset(takes))
 
 
-def _reader_of_log(name: str, *takes: str) -> Reader:
-    knows, read = _LOGS[name]
+def _reader_of_log(name: str) -> Reader:
+    knows, read, takes = _LOGS[name]
 
     def diagnose(file: Recorded, options: ReadOptions) -> Diagnosis:
         return diagnose_table(read(file.path, options), file.path, options)
@@ -168,8 +168,12 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     head = recorded_at(path).head
     if not options.pattern and any(knows(head) for knows, _ in _SPANS.values()):
         raise input_error(path, None, "spans", "a log with one entry per request, such as a proxy's access log")
-    for name, (knows, read) in _LOGS.items():
+    for name, (knows, read, takes) in _LOGS.items():
         if name == text_log.NAME if options.pattern else knows(head):
+            if options.mapping and "--map" not in takes:
+                raise InputError(
+                    f"{path}: found {name}, whose fields are known; leave out --map, --time and the like"
+                )
             return read(path, options)
     if advice := advice_on(head):
         raise InputError(f"{path}: found {advice}")
@@ -180,17 +184,6 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
 def advice_on(head: bytes) -> str:
     """What a file is that users often pass but that cannot be read, and what to do; empty for others."""
     return next((text for pattern, text in _ADVICE if pattern.search(head)), "")
-
-
-def _unmapped(name: str, read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:
-    """Reads a format whose fields are known."""
-
-    def checked(path: Path, options: ReadOptions) -> RequestTable:
-        if options.mapping:
-            raise InputError(f"{path}: found {name}, whose fields are known; leave out --map, --time and the like")
-        return read(path)
-
-    return checked
 
 
 def read_spans(path: Path) -> SpanTable | None:
@@ -277,22 +270,29 @@ def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
     return replace(table, steps=aligned, facts={**table.facts, "steps": len(steps.end_ns)})
 
 
-#: Logs with one entry per request.
-_LOGS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
-    mapped_log.PARQUET: (parquet_table.knows, lambda path, options: mapped_log.read(path, options.mapping)),
-    har.NAME: (har.knows, _unmapped(har.NAME, har.read)),
-    aiperf.NAME: (aiperf.knows, _unmapped(aiperf.NAME, aiperf.read)),
-    vllm.BENCH: (vllm.knows_bench, _unmapped(vllm.BENCH, vllm.read_bench)),
-    guidellm.NAME: (guidellm.knows, _unmapped(guidellm.NAME, guidellm.read)),
-    triton_trace.NAME: (triton_trace.knows, _unmapped(triton_trace.NAME, triton_trace.read)),
-    triton_trace.EXPORT: (triton_trace.knows_export, _unmapped(triton_trace.EXPORT, triton_trace.read_export)),
-    text_log.NAME: (text_log.knows, lambda path, options: text_log.read(path, options.mapping, options.pattern)),
+def _known(
+    knows: Callable[[bytes], bool], read: Callable[[Path], RequestTable], *takes: str
+) -> tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable], tuple[str, ...]]:
+    """A format whose fields are known."""
+    return knows, lambda path, _options: read(path), takes
+
+
+#: Logs with one entry per request: what recognizes and what reads them, and the options that they take.
+_LOGS = {
+    mapped_log.PARQUET: (parquet_table.knows, mapped_log.read, ("--map",)),
+    har.NAME: _known(har.knows, har.read),
+    aiperf.NAME: _known(aiperf.knows, aiperf.read),
+    vllm.BENCH: _known(vllm.knows_bench, vllm.read_bench),
+    guidellm.NAME: _known(guidellm.knows, guidellm.read),
+    triton_trace.NAME: _known(triton_trace.knows, triton_trace.read),
+    triton_trace.EXPORT: _known(triton_trace.knows_export, triton_trace.read_export),
+    text_log.NAME: (text_log.knows, text_log.read, ("--map", "--pattern")),
     # Some text logs look like one without a latency.
-    access_log.NAME: (access_log.knows, _unmapped(access_log.NAME, access_log.read)),
-    mapped_log.NAME: (mapped_log.knows, lambda path, options: mapped_log.read(path, options.mapping)),
+    access_log.NAME: _known(access_log.knows, access_log.read, "--pattern"),
+    mapped_log.NAME: (mapped_log.knows, mapped_log.read, ("--map", "--pattern")),
 }
 #: Those with known fields.
-_FIXED = tuple(name for name in _LOGS if name not in (text_log.NAME, mapped_log.NAME, mapped_log.PARQUET))
+_FIXED = tuple(name for name, (_, _, takes) in _LOGS.items() if "--map" not in takes)
 #: Formats of spans, by name.
 _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]] = {
     otlp_spans.NAME: (otlp_spans.knows, otlp_spans.read),
@@ -301,10 +301,10 @@ _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]
     f"{otlp_spans.NAME} in protocol buffers": (otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
 }
 #: Reads any text log if a pattern is given.
-TEXT_LOG = _reader_of_log(text_log.NAME, "--map", "--pattern")
+TEXT_LOG = _reader_of_log(text_log.NAME)
 
 READERS: tuple[Reader, ...] = (
-    _reader_of_log(mapped_log.PARQUET, "--map"),
+    _reader_of_log(mapped_log.PARQUET),
     Reader(
         kind="requests",
         reads="a folder with one of these and vLLM's log with its iterations",
@@ -316,6 +316,6 @@ READERS: tuple[Reader, ...] = (
     _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps, "--pattern"),
     _reader("requests", prometheus_histograms.NAME, prometheus_histograms.knows, prometheus_histograms.diagnose),
     TEXT_LOG,
-    _reader_of_log(access_log.NAME, "--pattern"),
-    _reader_of_log(mapped_log.NAME, "--map", "--pattern"),
+    _reader_of_log(access_log.NAME),
+    _reader_of_log(mapped_log.NAME),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -191,6 +191,17 @@ class RequestTable:
             },
         )
 
+    def take(self, rows: Ints) -> RequestTable:
+        """The table of these rows, in their order; gaps and steps refer to the rows before."""
+        columns: dict[str, Any] = {}
+        for each in fields(self):
+            column = getattr(self, each.name)
+            if isinstance(column, np.ndarray):
+                columns[each.name] = column[rows]
+            elif each.name in ("parts", "stages", "features", "possible"):
+                columns[each.name] = {name: part[rows] for name, part in column.items()}
+        return replace(self, **columns, ids=tuple(self.ids[k] for k in rows.tolist()) if self.ids else ())
+
     def sorted(self) -> RequestTable:
         """The table in order of arrival, with times since the first arrival."""
         order = np.argsort(self.arrival_ns, kind="stable")
@@ -204,20 +215,12 @@ class RequestTable:
             row = place[gaps.row]
             by_row = np.argsort(row, kind="stable")
             gaps = Gaps(row=row[by_row], start_ns=gaps.start_ns[by_row] - first, length_ns=gaps.length_ns[by_row])
-        steps = None if self.steps is None else replace(self.steps, end_ns=self.steps.end_ns - first)
-        columns: dict[str, Any] = {}
-        for name in ("latency_ns", "status", "first_ns", "idle_ns", "idle_alone", "route", "server", "user"):
-            if (column := getattr(self, name)) is not None:
-                columns[name] = column[order]
-        for name in ("parts", "stages", "features", "possible"):
-            columns[name] = {key: column[order] for key, column in getattr(self, name).items()}
+        taken = self.take(order)
         return replace(
-            self,
-            **columns,
-            arrival_ns=self.arrival_ns[order] - first,
-            ids=tuple(self.ids[k] for k in order.tolist()) if self.ids else (),
+            taken,
+            arrival_ns=taken.arrival_ns - first,
             gaps=gaps,
-            steps=steps,
+            steps=None if self.steps is None else replace(self.steps, end_ns=self.steps.end_ns - first),
             start_unix_ns=first if self.start_unix_ns is None and first > 10**17 else self.start_unix_ns,
         )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.reader import recorded_at
+from latfix.profilers.recordings.reader import ReadOptions, recorded_at
 from latfix.profilers.recordings.requests.columns import csv_table, parquet_table
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST, Block, cells_of
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, Blocks, read_blocks
@@ -50,14 +50,14 @@ def knows(head: bytes) -> bool:
     return _WITHIN.search(head) is not None if _is_document(head) else csv_table.knows(head)
 
 
-def read(path: Path, mapping: Sequence[str]) -> RequestTable:
+def read(path: Path, options: ReadOptions) -> RequestTable:
     """The requests of a log.
 
     :raises InputError: no column is a latency, the mapping names a missing one, or most lines are unusable.
     """
     bad = BadLines(path, EXPECTED_ROW)
     columns, blocks, notes = _opened(path, bad)
-    table = read_blocks(path, columns, parse_map_option(mapping, _MAPPING), blocks, bad)
+    table = read_blocks(path, columns, parse_map_option(options.mapping, _MAPPING), blocks, bad)
     if len(table) == 1 and any(map(FIGURE.search, columns)):
         raise input_error(path, 1, "figures of many requests", EXPECTED, PER_REQUEST)
     return replace(table, notes=(*table.notes, *bad.notes_on_others(), *notes))

@@ -20,7 +20,7 @@ import numpy as np
 
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import opened, recorded_at
+from latfix.profilers.recordings.reader import ReadOptions, opened, recorded_at
 from latfix.profilers.recordings.requests.columns.column_roles import Block, dependencies_among
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, read_blocks
 from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
@@ -191,13 +191,12 @@ def knows(head: bytes) -> bool:
     return _format_of(lines) is not None or (_are_pairs(lines) and not access_log.knows(head))
 
 
-def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
+def read(path: Path, options: ReadOptions) -> RequestTable:
     """The requests of a log.
 
-    :param pattern: a regular expression with named groups; empty for a built-in format.
     :raises InputError: the pattern is none, matches no line, or its groups hold no latency.
     """
-    lines = _lines(recorded_at(path).head)
+    lines, pattern, mapping = _lines(recorded_at(path).head), options.pattern, parse_map_option(options.mapping)
     known = None if pattern else _format_of(lines)
     bad = BadLines(path, EXPECTED_ROW)
     if pattern or known is not None:
@@ -205,7 +204,7 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
         names = tuple(expression.groupindex)
         extract = _by_groups(expression.pattern, names)
         sample = [found.groupdict("") for line in lines if (found := expression.search(line))]
-        mapped = " ".join(parse_map_option(mapping).values())
+        mapped = " ".join(mapping.values())
         groups = dependencies_among([name for name in names if name not in mapped])
         meaning = dict(known.meaning) if known else groups
     else:
@@ -219,7 +218,7 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
     def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[Block]:
         return _blocks(path, extract, wanted, needed, bad, known.header if known else "")
 
-    table = read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
+    table = read_blocks(path, first, meaning | mapping, blocks, bad)
     notes = (*table.notes, *bad.notes_on_others())
     writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
     return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})
