@@ -14,19 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
+from latfix.files.parquet_reader import arrow_file
 from latfix.traffic.derived_features import map_columns
 from latfix.traffic.io.file_source import MAX_UNPACKED_BYTES, Source
-from latfix.traffic.io.metadata_sidecar import read_sidecar
+from latfix.traffic.io.metadata_sidecar import Sidecar, embedded_sidecar, read_sidecar
 from latfix.traffic.io.raw_table import RawTable
 from latfix.traffic.io.reader import format_of, read_fields
-from latfix.traffic.io.row_parsers import looks_like_json, read_table
+from latfix.traffic.io.row_parsers import looks_like_json, parquet_tables, read_table
 from latfix.traffic.parsed_fields import Fields, feature_array
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
 #: Bytes of text at a time; parsed, they take some ten times as much.
 _BLOCK_BYTES = 2 << 20
-_GZIP = b"\x1f\x8b"
+#: Of a row, for the number of rows of Parquet at a time.
+_ROW_BYTES = 100
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 
 Array = npt.NDArray[Any]
 
@@ -42,7 +45,7 @@ def read_in_blocks(
     skip_bad_lines: bool = False,
     on_rows: Callable[[int], None] = lambda _rows: None,
 ) -> Traffic | None:
-    """Traffic in JSON Lines or CSV, without ids and payloads; ``None`` if it must be read whole.
+    """Traffic in JSON Lines, CSV or Parquet, without ids and payloads; ``None`` if it must be read whole.
 
     :param mapping: features to derive, parsed.
     :param skip_bad_lines: leave malformed lines out and count them; otherwise such files must be read whole.
@@ -50,6 +53,8 @@ def read_in_blocks(
     """
     columns = _Columns(mapping, skip_bad_lines)
     try:
+        if _begins(path, _PARQUET):
+            columns.written = embedded_sidecar(arrow_file(path), path)
         for table in _tables(path, skip_bad_lines):
             columns.add(table, path)
             on_rows(columns.rows)
@@ -60,6 +65,9 @@ def read_in_blocks(
 
 def _tables(path: Path, skip_bad_lines: bool) -> Iterator[RawTable]:
     """The file as tables of some rows each."""
+    if _begins(path, _PARQUET):
+        yield from parquet_tables(arrow_file(path), path, max(_BLOCK_BYTES // _ROW_BYTES, 1))
+        return
     for source in _blocks(path):
         table = read_table(source, skip_bad_lines=skip_bad_lines)
         if table.problems.by_line and table.container == "csv" and b'"' in source.data:
@@ -69,10 +77,7 @@ def _tables(path: Path, skip_bad_lines: bool) -> Iterator[RawTable]:
 
 def _blocks(path: Path) -> Iterator[Source]:
     """The file as sources of some lines each; for CSV, each starts with the header."""
-    if not path.is_file():
-        raise _ReadWhole
-    with path.open("rb") as raw:
-        compressed = raw.read(2) == _GZIP
+    compressed = _begins(path, _GZIP)
     header, total, first = b"", 0, True
     with gzip.open(path) if compressed else path.open("rb") as stream:
         while lines := stream.readlines(_BLOCK_BYTES):
@@ -87,6 +92,13 @@ def _blocks(path: Path) -> Iterator[Source]:
             first = False
             if data.strip():
                 yield Source(path=path, sha256="", kind="text", data=data, compressed=compressed)
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    if not path.is_file():
+        raise _ReadWhole
+    with path.open("rb") as raw:
+        return raw.read(len(magic)) == magic
 
 
 @dataclass(slots=True)
@@ -104,11 +116,12 @@ class _Columns:
     features: dict[str, dict[int, Array]] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    written: Sidecar = field(default_factory=Sidecar)
 
     def add(self, table: RawTable, path: Path) -> None:
         if not table.lines:
             raise _ReadWhole
-        found = read_fields(table, format_of(table, path), {})
+        found = read_fields(table, format_of(table, path), self.written.kinds)
         bad = table.problems.by_line
         if not self.rows:
             self.format = found.notes["format"]
@@ -200,12 +213,12 @@ class _Columns:
 
     def _transforms(self, path: Path) -> list[Any]:
         """Transforms of traffic that latfix wrote, if the file is unchanged since."""
-        sidecar = read_sidecar(path)
+        sidecar = self.written if self.container == "parquet" else read_sidecar(path)
         if sidecar is None:
             return []
         if sidecar.kinds and self.container == "csv":
             raise _ReadWhole  # the sidecar declares which cells are not numbers
         with path.open("rb") as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == sidecar.sha256
+            same = sidecar.sha256 is None or hashlib.file_digest(file, "sha256").hexdigest() == sidecar.sha256
         known = sidecar.metadata.get("transforms", []) if same else []
         return known if isinstance(known, list) else []

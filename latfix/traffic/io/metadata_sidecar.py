@@ -74,6 +74,17 @@ def parse_sidecar(text: str, where: Path) -> Sidecar:
     return Sidecar(kinds=kinds, metadata=metadata, sha256=sha256)
 
 
+def embedded_sidecar(file: Any, where: Path) -> Sidecar:
+    """What stands in the place of a sidecar in a file of Parquet; empty if latfix did not write it.
+
+    :raises InputError: it is unreadable.
+    """
+    from pyarrow.parquet import read_schema
+
+    text = (read_schema(file).metadata or {}).get(PARQUET_KEY)
+    return Sidecar() if text is None else parse_sidecar(text.decode(errors="replace"), where)
+
+
 def _refusal(where: Path, found: str, expected: str = _EXPECTED) -> InputError:
     return input_error(where, None, found, expected, "delete or restore it")
 

@@ -14,7 +14,7 @@ from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.traffic.derived_features import map_columns, parse_mapping
 from latfix.traffic.io.file_source import Source, read_source
-from latfix.traffic.io.metadata_sidecar import PARQUET_KEY, Sidecar, parse_sidecar, read_sidecar
+from latfix.traffic.io.metadata_sidecar import Sidecar, embedded_sidecar, read_sidecar
 from latfix.traffic.io.native_format import read_native
 from latfix.traffic.io.published_formats import PUBLISHED, PublishedFormat
 from latfix.traffic.io.raw_table import RawTable
@@ -124,11 +124,7 @@ def _make_relative(table: RawTable, fields: Fields) -> None:
 def _sidecar_of(source: Source) -> tuple[Sidecar, bool]:
     """What latfix recorded about this file when it wrote it, and True if that was ignored as stale."""
     if source.kind == "parquet":
-        import pyarrow.parquet as pq
-
-        embedded = (pq.read_schema(io.BytesIO(source.data)).metadata or {}).get(PARQUET_KEY)
-        text = embedded.decode(errors="replace") if embedded is not None else None
-        return (parse_sidecar(text, source.path) if text is not None else Sidecar()), False
+        return embedded_sidecar(io.BytesIO(source.data), source.path), False
     sidecar = read_sidecar(source.path)
     if sidecar is None:
         return Sidecar(), False

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
@@ -26,6 +27,8 @@ EXACT_KEYS = ("arrival_s", "timestamp")
 _ONE_OBJECT = "one JSON object a line"
 _FIELD_LIMIT = 2**31 - 1
 _CSV_LOCK = threading.Lock()
+#: Of each column of Parquet that are read at a time, if not all.
+_BUFFER_BYTES = 1 << 16
 
 
 def read_table(source: Source, *, skip_bad_lines: bool) -> RawTable:
@@ -34,7 +37,7 @@ def read_table(source: Source, *, skip_bad_lines: bool) -> RawTable:
     :raises InputError: a row does not parse and ``skip_bad_lines`` is False, or the file as a whole is bad.
     """
     if source.kind == "parquet":
-        return _read_parquet(source)
+        return next(parquet_tables(io.BytesIO(source.data), source.path))
     text = _decode(source, skip_bad_lines)
     if looks_like_json(text):
         return _read_jsonl(source, text, skip_bad_lines)
@@ -214,27 +217,34 @@ def _csv_header(source: Source, line: int, cells: list[str] | None) -> list[str]
 # --- Parquet ----------------------------------------------------------------------------------------------
 
 
-def _read_parquet(source: Source) -> RawTable:
+def parquet_tables(file: Any, path: Path, rows: int = 0) -> Iterator[RawTable]:
+    """The rows of Parquet as tables of at most so many rows each; by default all in one.
+
+    :raises InputError: the file is damaged, or has too many columns or two of one name.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    problems = Problems(str(source.path), by_row=True)
+    at = 1
     try:
-        table = pq.ParquetFile(io.BytesIO(source.data)).read(use_threads=False)
-        names = list(table.column_names)
-        columns = {} if len(names) > MAX_COLUMNS else {name: table[name].to_pylist() for name in set(names)}
+        parquet = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES if rows else 0)
+        names = parquet.schema_arrow.names
+        if not 1 <= len(names) <= MAX_COLUMNS:
+            raise input_error(path, None, f"{len(names)} columns", f"1 to {MAX_COLUMNS}")
+        if len(set(names)) != len(names):
+            raise input_error(path, None, "a column name twice", "column names that differ")
+        parts = parquet.iter_batches(rows, use_threads=False) if rows else (parquet.read(use_threads=False),)
+        for part in parts:
+            columns = {name: part[name].to_pylist() for name in names}
+            lines = list(range(at, at + part.num_rows))
+            at += part.num_rows
+            yield RawTable(
+                container="parquet",
+                columns=columns,
+                lines=lines,
+                problems=Problems(str(path), by_row=True),
+                json_payload=True,
+            )
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise input_error(source.path, None, f"a damaged Parquet file ({reason})", "a whole one") from error
-    if not 1 <= len(names) <= MAX_COLUMNS:
-        raise input_error(source.path, None, f"{len(names)} columns", f"1 to {MAX_COLUMNS}")
-    if len(columns) != len(names):
-        raise input_error(source.path, None, "a column name twice", "column names that differ")
-    columns = {name: columns[name] for name in names}
-    return RawTable(
-        container="parquet",
-        columns=columns,
-        lines=list(range(1, table.num_rows + 1)),
-        problems=problems,
-        json_payload=True,
-    )
+        raise input_error(path, None, f"a damaged Parquet file ({reason})", "a whole one") from error

@@ -7,7 +7,9 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow.parquet import write_table
 
 from latfix.traffic.io import block_reader
 from latfix.traffic.io.block_reader import read_in_blocks
@@ -74,6 +76,29 @@ def test_the_shape_is_the_same(tmp_path: Path, name: str, data: bytes) -> None:
     assert found is not None
     assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == 100
     assert describe(found).to_json() == describe(read_traffic(path, mapping=mapping)).to_json()
+
+
+def test_parquet_is_read_in_blocks_too(tmp_path: Path) -> None:
+    """With what latfix wrote into its schema: the kinds of columns, and transforms."""
+    lines, path = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    seen: list[int] = []
+    lines.write_text(json_lines())
+    write_traffic(limit(read_traffic(lines), 60), path)
+    found = read_in_blocks(path, mapping={"double": "tokens * 2"}, on_rows=seen.append)
+    assert found is not None and len(seen) > 3 and seen[-1] == len(found) > 40
+    whole = describe(read_traffic(path, mapping={"double": "tokens * 2"}))
+    assert describe(found).to_json() == whole.to_json() and whole.transforms
+    path.write_bytes(path.read_bytes()[:-50])
+    assert read_in_blocks(path, mapping={}) is None
+
+
+def test_bad_rows_of_parquet_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    write_table(pa.table({"arrival_s": [-1.0 if k % 9 == 8 else float(k) for k in range(50)]}), path)
+    assert read_in_blocks(path, mapping={}) is None
+    found = read_in_blocks(path, mapping={}, skip_bad_lines=True)
+    assert found is not None and describe(found).skipped_lines == 5
+    assert describe(found).to_json() == describe(read_traffic(path, skip_bad_lines=True)).to_json()
 
 
 BAD_JSON = ["{bad", '{"arrival_s": -1}', '{"tokens": 1}', '{"arrival_s": 1, "id": 5, "priority": "urgent"}', '"\xff"']
