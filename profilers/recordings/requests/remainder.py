@@ -12,6 +12,7 @@ from latfix.formatting import share, shown
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.statistics.distributions import poisson_at_least
 
+NOTHING_KNOWN = "nothing in the recording accounts for it"
 #: A value stands out if it has this share of the slowest requests, and this multiple of its share of all; chance does
 #: so for any of the values with at most this probability.
 _MOST, _OVER, _CHANCE = 0.5, 2.0, 1e-3
@@ -22,20 +23,25 @@ _MOST_VALUES = 1_000
 
 
 def remainder_words(
-    rest_ns: Ints, tail_share: float, arrival_ns: Ints | None, labels: Mapping[str, tuple[Ints, Sequence[str]]]
+    rest_ns: Ints,
+    tail_share: float,
+    arrival_ns: Ints | None,
+    labels: Mapping[str, tuple[Ints, Sequence[str]]],
+    opening: str = NOTHING_KNOWN,
 ) -> str:
     """One sentence on what stands out among the requests with the largest unexplained part.
 
     :param rest_ns: ``(n,)`` unexplained, in order of arrival; ``tail_share`` of requests are the slowest.
     :param arrival_ns: ``(n,)`` since the first arrival; ``None`` if only the order is known.
     :param labels: by the name of a column, ``(n,)`` numbers of its values, and the values.
+    :param opening: of the sentence.
     """
     tail = max(round(tail_share * len(rest_ns)), 1)
     slow = np.sort(np.argpartition(rest_ns, -tail)[-tail:])
     found = [_of_value(name, codes, slow, values) for name, (codes, values) in labels.items()]
     if arrival_ns is not None:
         found.append(_when(rest_ns, slow, arrival_ns))
-    return "; ".join(["nothing in the recording accounts for it", *filter(None, found)]) + "."
+    return "; ".join([opening, *filter(None, found)]) + "."
 
 
 def _of_value(name: str, codes: Ints, slow: Ints, values: Sequence[str]) -> str:

@@ -28,8 +28,8 @@ from latfix.profilers.evidence.predictive_features import likeliest_features, nu
 from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import fit_work_model, folds_of
 from latfix.profilers.evidence.work_shapes import Sample, Term, earned_terms, of_requests
-from latfix.profilers.recordings.requests.findings import MATERIAL, Accounts
-from latfix.profilers.recordings.requests.remainder import remainder_words
+from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
+from latfix.profilers.recordings.requests.remainder import NOTHING_KNOWN, remainder_words
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
@@ -93,12 +93,36 @@ STALL = KnownCause(
     behind="requests that stood still together",
 )
 BATCH_SIZE = CATALOGUE["batching.size"]
-LATE = KnownCause(
-    "client.late",
+#: Parts of the latency at the client, by their names.
+CLIENT = {
+    "dispatch": KnownCause(
+        "client.late",
+        "measured",
+        "the load generator sent it late",
+        happened="the load generator sending requests late",
+        behind="one that was sent late",
+    ),
+    "client.queue": KnownCause(
+        "client.queue",
+        "measured",
+        "the client itself held it back: its own queue, or no free connection",
+        happened="the client's own queue, or no free connection",
+        behind="one that the client held back",
+    ),
+    "network.transfer": KnownCause(
+        "network.transfer",
+        "measured",
+        "the request or the answer took longer to transfer",
+        happened="transferring the request and the answer",
+        behind="one that took long to transfer",
+    ),
+}
+FIRST_BYTE = KnownCause(
+    "service.first_byte",
     "measured",
-    "the load generator sent it late",
-    happened="the load generator sending requests late",
-    behind="one that was sent late",
+    "waited for the first byte of the answer: the service, or the way there and back",
+    happened="waiting for the first byte of the answer (the service, or the way there and back)",
+    behind="one that waited for the first byte of its answer",
 )
 
 
@@ -125,6 +149,8 @@ class _Ledger:
     """The ok requests of a table, what is inferred about them, and the entries; columns are ``(n,)`` nanoseconds.
 
     :ivar parts: measured parts of the latency; ``base`` the remaining latency, less what is inferred so far.
+    :ivar answer: the wait for the first byte of the answer; ``None`` if it is not known. What nothing explains of it
+        is the cause ``rest``; ``outside`` of it, less the median, is unexplained.
     :ivar stalled: time lost in shared stalls, by cause.
     :ivar wait: in the queue, or for others that share the ``cores``; of it, ``traffic`` remains with every service at
         reference; ``overload`` True if that grew too long for a burst. ``None`` if neither is known.
@@ -142,6 +168,11 @@ class _Ledger:
         self.base: Ints = self.latency - sum(self.parts.values()) if self.parts else self.latency.copy()
         self.resolution_ns = max(table.resolution_ns, resolution_ns(self.latency))
         self.step = max(len(self.latency) // _SAMPLE, 1)
+        answer = table.stages.get(table.answer_stage)
+        self.answer: Ints | None = None if answer is None else np.maximum(answer[self.rows], 0)
+        self.rest = UNEXPLAINED if answer is None else FIRST_BYTE.id
+        beside = self.base - (self.base if self.answer is None else self.answer)
+        self.outside = beside - round(float(np.median(beside)))
         self.stalled: dict[str, Ints] = {}
         self.wait: Ints | None = None
         self.traffic: Ints | None = None
@@ -559,7 +590,11 @@ class _Ledger:
             causes=self.causes,
             entries=self.entries,
             evidence=self.evidence,
-            nameable={cause.id: MATERIAL for cause in self.causes if cause.id != UNEXPLAINED},
+            nameable={
+                cause.id: DOMINANT if cause is FIRST_BYTE else MATERIAL
+                for cause in self.causes
+                if cause.id != UNEXPLAINED
+            },
             floors_ms={"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms(tail_share, seed)},
             stages=self._stages(),
             models={"service": model.quality()} if model.samples else {},
@@ -596,6 +631,8 @@ class _Ledger:
                 yield cause, self.stalled[cause.id].__getitem__
         for name in self.parts:
             yield _cause_of(name), partial(self._beyond_usual, name)
+        if self.answer is not None:
+            yield FIRST_BYTE, None
         if (drift := self.drift) is not None:
             yield CATALOGUE["drift.unknown"], lambda part: np.rint(drift.at(self.arrival[part])).astype(np.int64)
 
@@ -607,7 +644,9 @@ class _Ledger:
         result = {cause.id: amount(part) for cause, amount in self.components if amount is not None}
         within = {"input.size", BATCH_SIZE.id, "drift.unknown"} - set(self.stalled)  # the base is without these
         known = sum(result.get(cause, 0) for cause in within)
-        result[UNEXPLAINED] = self.base[part] - self.base_level - known
+        rest = self.base[part] - self.base_level - known
+        result[UNEXPLAINED] = self.outside[part]
+        result[self.rest] = rest if self.answer is None else rest - self.outside[part]
         return result
 
     def entries(self, part: slice) -> tuple[Ints, Ints]:
@@ -643,7 +682,7 @@ class _Ledger:
         start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))[first - since : last - since]
         added = {}
         extras = self.extras(whole)
-        extras[UNEXPLAINED] = extras[UNEXPLAINED] - self.scatter_ns  # part of the reference
+        extras[self.rest] = extras[self.rest] - self.scatter_ns  # part of the reference
         for shared in ("batching.window", "batching.size"):
             extras.pop(shared, None)  # likewise: the batches ahead have their size there
         for cause, amount in extras.items():
@@ -692,16 +731,14 @@ class _Ledger:
             names = ", ".join((*inputs, *route))
             self.notes.append(f"The service time does not follow {names}: nothing is attributed to inputs.")
         for name, part in self.parts.items():
-            evidence[_cause_of(name).id] = (
-                f"measured: {from_ns(float(np.median(part)))} in the median, "
-                f"{from_ns(float(np.quantile(part, 0.99)))} at p99."
-            )
+            evidence[_cause_of(name).id] = f"{_measured(part)}."
         if self.drift is not None:
             when = f" at {self.drift.step / 1e9:.0f} s, at once" if self.drift.step is not None else ""
             evidence["drift.unknown"] = (
                 f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )
-        evidence[UNEXPLAINED] = self._remainder(tail_share)
+        evidence[UNEXPLAINED] = "the latency beyond its parts in the recording."
+        evidence[self.rest] = self._remainder(tail_share)
 
     def _slowest_route(self) -> str:
         """The route that adds most time to the service of a typical request; empty if none is clearly slower."""
@@ -739,7 +776,15 @@ class _Ledger:
         columns = {"route": (table.route, table.routes), "server": (table.server, table.servers)}
         labels = {name: (code[self.rows][some], words) for name, (code, words) in columns.items() if code is not None}
         arrival = self.arrival[some] if table.timed else None
-        return remainder_words(self.extras(some)[UNEXPLAINED], tail_share, arrival, labels)
+        opening = NOTHING_KNOWN
+        if self.answer is not None:
+            opening = f"{_measured(self.answer)}; here without what inputs or a queue explain"
+        return remainder_words(self.extras(some)[self.rest], tail_share, arrival, labels, opening)
+
+
+def _measured(part: Ints) -> str:
+    middle, late = np.quantile(part, (0.5, 0.99)).tolist()
+    return f"measured: {from_ns(middle)} in the median, {from_ns(late)} at p99"
 
 
 def _closed_note(loop: ClosedLoop) -> str:
@@ -770,14 +815,16 @@ def _confirmed(queue: Queue) -> str:
 
 def _cause_of(name: str) -> KnownCause:
     """The cause that a measured part of the latency stands for."""
-    if name == "dispatch" or name in CATALOGUE:
-        return CATALOGUE.get(name, LATE)
-    return KnownCause(
-        f"dependency.{name}",
-        "measured",
-        f"waited for {name}",
-        happened=f"waiting for {name}",
-        behind=f"one that waited for {name}",
+    return (
+        CLIENT.get(name)
+        or CATALOGUE.get(name)
+        or KnownCause(
+            f"dependency.{name}",
+            "measured",
+            f"waited for {name}",
+            happened=f"waiting for {name}",
+            behind=f"one that waited for {name}",
+        )
     )
 
 

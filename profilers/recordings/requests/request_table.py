@@ -107,6 +107,8 @@ class RequestTable:
     :param idle_ns: ``(n,)`` time without computation for the request: in a queue, or waiting for something outside.
     :param idle_alone: ``(n,)`` True if that wait was outside; otherwise it may be in the queue.
     :param stages: measured stages within service, each ``(n,)``; the remainder is shown as ``other``.
+    :param answer_stage: the one of them in which a client waited for the service: what is not explained of it is the
+        service's. Empty without one.
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
     :param features: ``(n,)`` each; measures of a request's amount of work.
     :param possible: ``(n,)`` each, by column; measures of something, maybe work: used if they predict the service.
@@ -128,6 +130,7 @@ class RequestTable:
     status: npt.NDArray[np.int8]
     parts: Mapping[str, Ints] = field(default_factory=dict)
     stages: Mapping[str, Ints] = field(default_factory=dict)
+    answer_stage: str = ""
     first_ns: Ints | None = None
     idle_ns: Ints | None = None
     idle_alone: Bools | None = None

@@ -1,7 +1,8 @@
 """HAR 1.2, the log of browsers, proxies and API clients: ``{"log": {"entries": …}}``.
 
-Fields: http://www.softwareishard.com/blog/har-12-spec. Times in milliseconds, -1 if a part does not apply; ``ssl`` is
-within ``connect``. An entry without a status was cancelled.
+Fields: http://www.softwareishard.com/blog/har-12-spec. Milliseconds, -1 if a part does not apply. ``blocked``
+is the wait for a free connection; ``ssl`` is within ``connect``, or counted beside it in ``time``, by the writer. An
+entry without a status was cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ NAME = "HAR"
 _EXPECTED = "an HTTP archive (HAR) with log.entries[]"
 _BEGINS = re.compile(rb'[\xef\xbb\xbf\s]*\{\s*"log"\s*:\s*\{')
 _MS = 1_000_000
-_STAGES = ("send", "wait", "receive")
+_TIMINGS = ("blocked", "dns", "connect", "send", "wait", "receive")
+
+#: Of ``ssl``, at least, if it is not within ``connect``.
+_BESIDE = 0.9
 
 
 def knows(head: bytes) -> bool:
@@ -41,13 +45,16 @@ def read(path: Path) -> RequestTable:
         with entry_of(path, f"log.entries[{number}]", _EXPECTED):
             _add(rows, entry)
     creator = log.get("creator")
-    return rows.table(facts={"format": NAME, "creator": creator.get("name") if isinstance(creator, dict) else None})
+    facts = {"format": NAME, "creator": creator.get("name") if isinstance(creator, dict) else None}
+    return rows.table(facts=facts, answer_stage="wait")
 
 
 def _add(rows: TableRows, entry: Mapping[str, Any]) -> None:
     request, response, timings = entry["request"], entry.get("response") or {}, entry.get("timings") or {}
-    times = {name: ns_of(timings.get(name), _MS) for name in ("blocked", "dns", "connect", *_STAGES)}
+    times = {name: ns_of(timings.get(name), _MS) or 0 for name in _TIMINGS}
     code, latency = int(response.get("status") or 0), ns_of(entry.get("time"), _MS)
+    secured = ns_of(timings.get("ssl"), _MS) or 0
+    beside = secured if (latency or 0) - sum(times.values()) >= _BESIDE * secured else 0
     status = http_status(code)
     size = ns_of(request.get("bodySize"), 1)
     rows.add(
@@ -55,8 +62,12 @@ def _add(rows: TableRows, entry: Mapping[str, Any]) -> None:
         latency_ns=None if status == CANCELLED else latency,
         status=status,
         route=f"{request['method']} {route_of(urlsplit(str(request['url'])).path)}",
-        parts={"network.connect": (times["dns"] or 0) + (times["connect"] or 0), "blocked": times["blocked"]},
-        stages={name: times[name] for name in _STAGES},
+        parts={
+            "client.queue": times["blocked"],
+            "network.connect": times["dns"] + times["connect"] + beside,
+            "network.transfer": times["send"] + times["receive"],
+        },
+        stages={"wait": ns_of(timings.get("wait"), _MS)},
         features={"request_bytes": size if size is not None else _text_bytes(request)},
     )
 

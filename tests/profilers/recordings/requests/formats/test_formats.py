@@ -368,7 +368,8 @@ def test_har(tmp_path: Path) -> None:
     assert table.latency_ns.tolist() == [50 * MS, 50 * MS, -1, 50 * MS]
     assert table.status.tolist() == [Status.OK, Status.SHED, CANCELLED, Status.OK]
     assert table.parts["network.connect"].tolist()[:2] == [2 * MS, 2 * MS]
-    assert table.parts["blocked"].tolist()[:2] == [3 * MS, 3 * MS]
+    assert table.parts["client.queue"].tolist()[:2] == [3 * MS, 3 * MS]
+    assert table.parts["network.transfer"].tolist()[:2] == [5 * MS, 5 * MS]
     assert table.stages["wait"].tolist() == [40 * MS, 40 * MS, -1, 40 * MS]
     assert table.features["request_bytes"].tolist() == [100, 200, 300, 7]
     assert set(table.routes) == {"POST /users/*", "POST /b"}
@@ -386,6 +387,42 @@ def test_har(tmp_path: Path) -> None:
     path.write_text(json.dumps(broken))
     with pytest.raises(InputError, match=r"log.entries\[1\] without 'startedDateTime'"):
         har.read(path)
+
+
+@pytest.mark.parametrize(
+    ("slow", "cause"),
+    [
+        ({"blocked": 300.0}, "client.queue"),
+        ({"dns": 40.0, "connect": 200.0, "ssl": 90.0}, "network.connect"),
+        ({"wait": 400.0}, "service.first_byte"),
+        ({"receive": 500.0}, "network.transfer"),
+    ],
+    ids=["queue", "connection", "first byte", "transfer"],
+)
+def test_a_browser_knows_where_a_slow_request_spent_its_time(
+    tmp_path: Path, slow: dict[str, float], cause: str
+) -> None:
+    rng = np.random.default_rng(3)
+    entries = []
+    for k, wait in enumerate(rng.lognormal(4, 0.1, 400).tolist()):
+        timings = {"blocked": 1.5, "dns": -1, "connect": -1, "ssl": -1, "send": 0.2, "wait": wait, "receive": 2.0}
+        timings |= slow if rng.random() < 0.08 else {}
+        total = sum(max(each, 0) for name, each in timings.items() if name != "ssl")
+        started = (datetime(2026, 1, 2, tzinfo=UTC) + timedelta(milliseconds=170 * k)).isoformat()
+        request = {"method": "GET", "url": "https://a.example/a", "bodySize": 0}
+        entries.append({"startedDateTime": started, "time": total, "request": request, "response": {"status": 200},
+                        "timings": timings})  # fmt: skip
+    result = diagnose_recording(written(tmp_path, json.dumps({"log": {"entries": entries}})), ReadOptions())
+    assert result.verdict == cause and result.ledger.conservation_error_ns() == 0
+    assert next(each.tail_share for each in result.causes if each.cause == cause) > 0.9
+    assert abs(result.unexplained_ms) < 1
+
+
+def test_a_handshake_may_be_counted_beside_the_connection(tmp_path: Path) -> None:
+    """As Firefox does."""
+    document = har_document()
+    document["log"]["entries"][1]["time"] = 51.0
+    assert har.read(written(tmp_path, json.dumps(document))).parts["network.connect"].tolist()[:2] == [3 * MS, 2 * MS]
 
 
 def test_span_columns(tmp_path: Path) -> None:
