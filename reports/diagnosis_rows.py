@@ -281,9 +281,15 @@ def _more_data(diagnosis: Diagnosis) -> str:
     """What would show the cause of an inconclusive tail."""
     largest = _largest_known(diagnosis)
     seldom = largest is not None and largest.rests_on_few
+    by_chance = largest is not None and not largest.named  # as large as chance brings it, too
     rest = next((entry for entry in diagnosis.causes if entry.cause == UNEXPLAINED), None)
     dark = largest is None or (rest is not None and rest.tail_ms > largest.tail_ms)
-    if diagnosis.source is not None and diagnosis.source.kind == "requests" and not seldom:
+    if (
+        diagnosis.source is not None
+        and diagnosis.source.kind == "requests"
+        and not seldom
+        and (dark or not by_chance)
+    ):
         why = "Too much of the tail is unexplained to name its cause" if dark else "Nothing that is known stands out"
         more = "columns (queue, dependencies, sizes: --map), or spans"
         return f"{why}: use a log with finer times or more {more}."
@@ -291,7 +297,8 @@ def _more_data(diagnosis: Diagnosis) -> str:
     longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
     if largest is None:
         return f"{longer}: this run does not show the cause of the tail."
-    return f"{longer}: that decides whether it is {largest.cause}."
+    found = f"{percent(largest.tail_share)} of the tail's excess here"
+    return f"{longer}: that decides whether it is {largest.cause}, which is {found}."
 
 
 def _slow_line(diagnosis: Diagnosis) -> str:

@@ -178,6 +178,10 @@ def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
         cause = replace(known, tail_ms=10.0, tail_share=0.8, ci95_ms=(low, 20.0))
         advice = closing_advice(replace(found, causes=(cause,)))
         assert words in advice and "unexplained" not in advice
+    chance = replace(known, cause="traffic.burst", tail_ms=10.0, tail_share=0.98, ci95_ms=(8.0, 20.0), named=False)
+    assert closing_advice(replace(found, causes=(chance,))) == (
+        "Record for longer: that decides whether it is traffic.burst, which is 98 % of the tail's excess here."
+    )
     rest = replace(known, cause="unexplained", tail_ms=12.0, ci95_ms=(8.0, 20.0))
     assert "Too much of the tail is unexplained" in closing_advice(replace(found, causes=(rest, cause)))
 

@@ -279,6 +279,12 @@ def _verdict(
     part = describe_part(words[largest.cause], largest, excess_ms)
     if largest.rests_on_few:
         return "inconclusive", f"{opening}; the largest part is not certain, because it happened seldom: {part}."
+    if chance_ms := accounts.floors_ms.get(largest.cause):
+        low = milliseconds(largest.ci95_ms[0])
+        return "inconclusive", (
+            f"{opening}; the largest part is not certain: {part}, at least {low}, but chance alone may bring "
+            f"{milliseconds(chance_ms)}. A longer recording decides, if it happens again."
+        )
     return "inconclusive", f"{opening}; no cause stands out in this recording; the largest part: {part}."
 
 

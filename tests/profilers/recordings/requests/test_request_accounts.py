@@ -99,6 +99,19 @@ def test_a_single_stall_is_shown_though_its_size_is_not_certain() -> None:
     assert "not certain, because it happened seldom: 97 % of the excess" in result.sentence
 
 
+def test_a_single_burst_is_shown_with_what_chance_may_bring() -> None:
+    rng, n = np.random.default_rng(0), 3000
+    arrival, size = np.cumsum(rng.exponential(TYPICAL_NS / 0.3, n)), rng.lognormal(0, 0.1, n)
+    arrival[1500:1520] = arrival[1500] + np.sort(rng.uniform(0, 6 * TYPICAL_NS, 20))
+    arrival = np.sort(arrival)
+    ended = served(arrival, TYPICAL_NS * size, 1, np.zeros(0))
+    at, out = (np.rint(times - arrival[0]).astype(np.int64) for times in (arrival, ended))
+    result = diagnosed(RequestTable(arrival_ns=at, latency_ns=out - at, status=np.zeros(n, np.int8)))
+    assert result.verdict == "inconclusive" and result.causes[0].tail_share > 0.9
+    assert "not certain: 9" in result.sentence and "is a burst of arrivals" in result.sentence
+    assert "chance alone may bring" in result.sentence and "A longer recording decides" in result.sentence
+
+
 @pytest.mark.parametrize("servers", [1, 4])
 def test_a_quiet_log_names_no_fault(servers: int) -> None:
     result = diagnosed(simulated("quiet", 11, servers=servers))
