@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from latfix.arrays import Bools, Ints
-from latfix.formatting import counted
+from latfix.formatting import counted, from_ns
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.text_source import resolution_ns
 
@@ -27,6 +27,12 @@ _PAIRS, _MOST_TURNS = 1_000_000, 100
 _FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.005, 3_600 * 10**9, 10
 #: Latencies of 0 are lines of another kind if they are such a share, and others lie so many units of time above.
 _MANY_ZERO, _SHORTEST, _FAR_ABOVE = 0.05, 0.05, 4.0
+#: The limit of a log of slow requests is such a number of powers of ten, at least so many units, and so large a
+#: share of the median. At least so many requests begin right at it: the shortest is no farther above it than so many
+#: times the distance that the density of so large a share of them lets expect, and than such a share of it. The
+#: median is at least so large a share above it.
+_ROUND, _UNITS, _OF_MEDIAN = (1.0, 2.0, 2.5, 3.0, 5.0), 50, 0.3
+_LEAST, _NEAR, _LOWEST, _RIGHT_AT, _SPREAD = 60, 4.0, 0.1, 0.01, 0.05
 #: Parts may exceed a latency by this share, or by the resolution of the times in a sample: rounding.
 _ROUNDED, _SAMPLE = 0.01, 10_000
 
@@ -52,6 +58,11 @@ def with_checked_rows(table: RequestTable) -> RequestTable:
             f"{len(latency) - np.count_nonzero(latency):,} of {len(latency):,} latencies are 0, and none of the rest "
             "is near. They count as requests: if they are lines of another kind (of a begin), leave them out."
         )
+    if not table.sampled and (limit_ns := _lower_limit(latency)):
+        notes.append(
+            f"No latency is below {from_ns(limit_ns)}, and many are just above, as in a log of slow requests only: "
+            "percentiles and causes are then of slow requests, not of the service. Log all requests for those."
+        )
     if beyond.any():
         notes.append(
             f"{', '.join(table.parts)}: longer than the whole latency in {counted(int(beyond.sum()), 'request')} of "
@@ -65,6 +76,23 @@ def _zero_are_others(latency: Ints) -> bool:
     above = latency[latency > 0]
     least = float(np.quantile(above, _SHORTEST))
     return len(above) < (1 - _MANY_ZERO) * len(latency) and least > _FAR_ABOVE * resolution_ns(above)
+
+
+def _lower_limit(latency: Ints) -> float:
+    """The limit from which on alone requests were written, in nanoseconds; 0 without one.
+
+    Latencies begin at a round number, and as a tail does: the closer to it, the more.
+    """
+    if len(latency) < _LEAST or not (shortest := float(latency.min())):
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(shortest))
+    limit = max(each * power for each in _ROUND if each * power <= shortest)
+    unit = resolution_ns(latency)
+    low, middle = np.quantile(latency, (_LOWEST, 0.5)).tolist()
+    expected = min(_NEAR * (low - limit) / (_LOWEST * len(latency)), _RIGHT_AT * limit)
+    half = np.count_nonzero(latency < (limit + middle) / 2)
+    sharp = shortest - limit <= max(expected, unit) and middle - limit >= _SPREAD * limit
+    return limit if sharp and half >= len(latency) / 4 and limit >= max(_UNITS * unit, _OF_MEDIAN * middle) else 0.0
 
 
 def _copies(table: RequestTable) -> Iterator[str]:

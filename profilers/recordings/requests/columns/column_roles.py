@@ -43,7 +43,7 @@ _TIMES = ("latency", "queue", "first", "dispatch")
 MOMENTS = ("arrival", "end")
 #: Times since 1970: the first chunk and the begin of service, too, may have one of those.
 _INSTANTS = (*MOMENTS, "first_at", "begun_at")
-_TEXTS = ("status", "cancelled", "route", "server", "id", "user")
+_TEXTS = ("status", "cancelled", "route", "server", "id", "user", "row_kind")
 #: Before the names of dependencies, and of columns that may be inputs of the work; how many of those are read.
 PART, _POSSIBLE, _MOST_POSSIBLE = "part.", "possible.", 24
 #: A logger writes a line, with a level, when the latency is known. Its level is no status.

@@ -28,6 +28,7 @@ from latfix.profilers.recordings.requests.columns.column_roles import (
 )
 from latfix.profilers.recordings.requests.columns.possible_inputs import possible_inputs
 from latfix.profilers.recordings.requests.columns.usual_names import (
+    BEGINS,
     LATENCY,
     ONLY_TIME,
     WHOLE,
@@ -86,8 +87,11 @@ def read_blocks(
     for block, lines in blocks(tuple(wanted), needed, marks):
         timed = [with_unit(role, block) for role in timed]
         values = {role.name: values_of(role, block) for role in timed}
-        good = _usable(values)
-        if len(left := np.flatnonzero(~good)):
+        begins = np.isin(values["row_kind"], BEGINS) if "row_kind" in values else np.zeros(len(lines), bool)
+        if begins.any():
+            bad.skip(values["row_kind"][begins][0], int(begins.sum()))
+        good = _usable(values) & ~begins
+        if len(left := np.flatnonzero(~good & ~begins)):
             row = int(left[0])
             first = {name: cells_of(block[name][row : row + 1])[0] for name in [*wanted][:2]}
             bad.add(
@@ -95,7 +99,7 @@ def read_blocks(
             )
         for name, column in values.items():
             columns[name].append(column[good])
-        total += len(good) - len(left)
+        total += int(good.sum())
     if not total and not bad.count:
         raise input_error(path, 1, "no requests", EXPECTED)
     bad.check(total)

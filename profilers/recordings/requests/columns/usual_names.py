@@ -48,6 +48,8 @@ SERVER = _named(
     r"(upstream|backend|server|host|pod|instance|replica|node|worker|target|machine|container|shard|gpu)"
     r"(_?(addr(ess)?|host|ip|id|name))?"
 )
+#: Values of a row's kind that say that a request began: another row says that it ended.
+BEGINS = ("QueryStart", "1", "RequestReceived", "ResponseStarted")
 #: Roles with these names, in the order in which they are looked for.
 USUAL: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("latency", LATENCY), ("latency", WHOLE), ("latency", ONLY), ("arrival", ARRIVAL), ("end", END),
@@ -83,10 +85,10 @@ WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
       "upstream_ms": "upstream_latency", "size": "request.size", "server": "upstream"}),
     ({"requestReceivedTimestamp", "stageTimestamp"},
      {"arrival": "requestReceivedTimestamp", "end": "stageTimestamp", "status": "responseStatus.code",
-      "route": "requestURI"}),
+      "route": "requestURI", "row_kind": "stage"}),
     ({"query_duration_ms", "query_start_time_microseconds"},
      {"latency_ms": "query_duration_ms", "arrival": "query_start_time_microseconds", "status": "exception_code",
-      "route": "query_kind", "size": "read_rows"}),
+      "route": "query_kind", "size": "read_rows", "row_kind": "type"}),
     ({"controller", "action", "duration"},
      {"latency_ms": "duration", "status": "status", "route": "path", "db_ms": "db"}),
     ({"latencies.request", "latencies.proxy", "started_at"},

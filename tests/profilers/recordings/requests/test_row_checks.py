@@ -52,6 +52,21 @@ def test_latencies_of_nothing_but_0_are_noted() -> None:
     assert notes(replace(table, latency_ns=np.zeros_like(table.latency_ns)))[0].startswith("All latencies are 0")
 
 
+@pytest.mark.parametrize(("limit_ms", "unit_ns"), [(100, 1_000), (250, MS), (2_000, 10 * MS)])
+def test_a_log_of_slow_requests_is_one(limit_ms: int, unit_ns: int) -> None:
+    """Whatever is above the limit is there; the whole log, or one with a floor of its own, is no such log."""
+    rng = np.random.default_rng(4)
+    every = np.rint(limit_ms * MS * rng.lognormal(-0.8, 0.6, 20_000) / unit_ns).astype(np.int64) * unit_ns
+    floor = np.rint(limit_ms * MS * (1.07 + rng.exponential(0.2, 2_000)) / unit_ns).astype(np.int64) * unit_ns
+    for latency, said in ((every[every >= limit_ms * MS], True), (every, False), (floor, False)):
+        arrival = np.arange(len(latency)) * 3_600 * MS
+        table = RequestTable(arrival_ns=arrival, latency_ns=latency, status=np.zeros(len(latency), np.int8))
+        assert (
+            any(f"No latency is below {limit_ms:,} ms, and many are just above" in note for note in notes(table))
+            == said
+        )
+
+
 def test_equal_lines_of_one_second_are_no_copies() -> None:
     # 50 requests a second, logged when they end, in whole seconds, with latencies of few different milliseconds.
     rng = np.random.default_rng(2)

@@ -386,6 +386,26 @@ def test_times_that_may_be_of_arrival_or_of_end_are_those_that_show_a_queue(
     assert int(np.abs(np.sort(table.arrival_ns) - queued.arrival_ns).max()) < 3_000_000
 
 
+@pytest.mark.parametrize("kinds", [("QueryStart", "QueryFinish"), ("1", "2")], ids=["names", "numbers"])
+def test_a_query_of_clickhouse_has_a_row_as_it_begins_and_one_as_it_ends(
+    tmp_path: Path, kinds: tuple[str, str]
+) -> None:
+    header = "type,query_start_time_microseconds,query_duration_ms,exception_code\n"
+    rows = [
+        f"{kind},2026-01-02 03:04:{k:02}.100000,{250 * (kind == kinds[1])},0\n" for k in range(6) for kind in kinds
+    ]
+    table = table_of(tmp_path, header + "".join(rows))
+    assert table.latency_ns.tolist() == [250 * MS] * 6
+    assert f"Skipped 6 other lines, the first: '{kinds[0]}'." in table.notes
+
+
+def test_a_request_of_kubernetes_counts_when_it_ended(tmp_path: Path) -> None:
+    begin = {"requestReceivedTimestamp": "2026-01-02T03:04:05.000000Z", "requestURI": "/a"}
+    ends = {"RequestReceived": "05.000100Z", "ResponseComplete": "05.250000Z"}
+    lines = [begin | {"stage": stage, "stageTimestamp": f"2026-01-02T03:04:{end}"} for stage, end in ends.items()]
+    assert table_of(tmp_path, "\n".join(map(json.dumps, lines))).latency_ns.tolist() == [250 * MS]
+
+
 def test_answers_of_ollama(tmp_path: Path) -> None:
     """All durations are nanoseconds, and the last part of an answer was created at its end."""
     answer = {"created_at": "2026-01-02T03:04:05.5Z", "done": True, "eval_count": 25, "prompt_eval_count": 9}
