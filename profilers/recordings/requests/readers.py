@@ -155,6 +155,8 @@ def _reader_of_log(name: str) -> Reader:
     knows, read, takes = _LOGS[name]
 
     def diagnose(file: Recorded, options: ReadOptions) -> Diagnosis:
+        if name in (mapped_log.PARQUET, mapped_log.NAME) and not options.mapping:
+            mapped_log.refuse_run(file.path)
         return diagnose_table(read(file.path, options), file.path, options)
 
     return _reader("requests", name, knows, diagnose, *takes)

@@ -7,12 +7,16 @@ import math
 import tarfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import csv, parquet
 
 from latfix.errors import InputError
 from latfix.profilers.recordings import detect
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
+from latfix.profilers.recordings.requests.readers import read_requests
 from latfix.results.diagnosis import Diagnosis, Source, UnitLedger
+from latfix.run_record.run_record import ESSENTIAL
 from tests.records import cause_summary
 
 
@@ -106,6 +110,21 @@ def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match="latfix report"):
         detect.diagnose_recording(tmp_path, ReadOptions())
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_the_requests_of_a_run_are_no_log(suffix: str, tmp_path: Path) -> None:
+    table = pa.table({name: ["ok"] * 9 if name in ("status", "error") else list(range(9)) for name in ESSENTIAL})
+    path = tmp_path / f"requests.{suffix}"
+    parquet.write_table(table, path) if suffix == "parquet" else csv.write_csv(table, path)
+    with pytest.raises(InputError, match=r"a table of a run.*latfix report FOLDER, the one with its run\.json"):
+        detect.diagnose_recording(path, ReadOptions())
+    mapping = ("latency=latency_ns", "arrival=arrival_ns")
+    assert detect.diagnose_recording(path, ReadOptions(mapping=mapping)).requests["ok"] == 9
+    assert len(read_requests(path, ReadOptions())) == 9, "traffic is made of it"
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=f"latfix report {tmp_path} "):
+        detect.diagnose_recording(path, ReadOptions())
 
 
 def test_an_archive_is_not_read_as_the_log_in_it(tmp_path: Path) -> None:

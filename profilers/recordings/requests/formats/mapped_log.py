@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import input_error
+from latfix.errors import InputError, input_error
 from latfix.profilers.recordings.reader import ReadOptions, recorded_at
 from latfix.profilers.recordings.requests.columns import csv_table, parquet_table
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST, Block, cells_of
@@ -32,6 +33,8 @@ from latfix.profilers.recordings.requests.text_source import (
     json_object,
     lines_of,
 )
+from latfix.run_record.run_meta import RUN_FILE
+from latfix.run_record.run_record import ESSENTIAL
 from latfix.traffic.derived_features import parse_map_option
 
 PARQUET = "Parquet with a latency (--map latency=COLUMN)"
@@ -61,6 +64,20 @@ def read(path: Path, options: ReadOptions) -> RequestTable:
     if len(table) == 1 and any(map(FIGURE.search, columns)):
         raise input_error(path, 1, "figures of many requests", EXPECTED, PER_REQUEST)
     return replace(table, notes=(*table.notes, *bad.notes_on_others(), *notes))
+
+
+def refuse_run(path: Path) -> None:
+    """Refuse a table of a run's folder, or one exported from it: the run itself has been diagnosed.
+
+    :raises InputError: it is one.
+    """
+    beside = (path.parent / RUN_FILE).is_file()
+    if (beside and path.suffix == ".parquet") or {*ESSENTIAL} <= {*_opened(path, BadLines(path, EXPECTED_ROW))[0]}:
+        whole = shlex.quote(str(path.parent)) if beside else "FOLDER, the one with its run.json"
+        raise InputError(
+            f"{path}: found a table of a run that latfix recorded; show the run with latfix report {whole} (to read "
+            "its requests as a log all the same: --map latency=latency_ns --map arrival=arrival_ns)"
+        )
 
 
 def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
