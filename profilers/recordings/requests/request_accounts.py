@@ -150,7 +150,7 @@ class _Ledger:
 
     :ivar parts: measured parts of the latency; ``base`` the remaining latency, less what is inferred so far.
     :ivar answer: the wait for the first byte of the answer; ``None`` if it is not known. What nothing explains of it
-        is the cause ``rest``; ``outside`` of it, less the median, is unexplained.
+        is the cause ``rest``; what is ``outside`` of it beyond the median is unexplained.
     :ivar stalled: time lost in shared stalls, by cause.
     :ivar wait: in the queue, or for others that share the ``cores``; of it, ``traffic`` remains with every service at
         reference; ``overload`` True if that grew too long for a burst. ``None`` if neither is known.
@@ -171,8 +171,7 @@ class _Ledger:
         answer = table.stages.get(table.answer_stage)
         self.answer: Ints | None = None if answer is None else np.maximum(answer[self.rows], 0)
         self.rest = UNEXPLAINED if answer is None else FIRST_BYTE.id
-        beside = self.base - (self.base if self.answer is None else self.answer)
-        self.outside = beside - round(float(np.median(beside)))
+        self.outside: Ints | None = None if self.answer is None else self.base - self.answer
         self.stalled: dict[str, Ints] = {}
         self.wait: Ints | None = None
         self.traffic: Ints | None = None
@@ -536,6 +535,7 @@ class _Ledger:
         # The median residual of the model belongs to a quiet request.
         self.base_level = round(self.typical + float(np.median(rest)))
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
+        self.usual_outside = 0 if self.outside is None else round(float(np.median(self.outside)))
         self.components = tuple(self._components())
         self.causes = (*(cause for cause, _ in self.components), CATALOGUE[UNEXPLAINED])
         rest = rest[:: self.step] - (self.base_level - self.typical)
@@ -645,8 +645,10 @@ class _Ledger:
         within = {"input.size", BATCH_SIZE.id, "drift.unknown"} - set(self.stalled)  # the base is without these
         known = sum(result.get(cause, 0) for cause in within)
         rest = self.base[part] - self.base_level - known
-        result[UNEXPLAINED] = self.outside[part]
-        result[self.rest] = rest if self.answer is None else rest - self.outside[part]
+        result[self.rest] = rest
+        if self.outside is not None:
+            result[UNEXPLAINED] = self.outside[part] - self.usual_outside
+            result[self.rest] = rest - result[UNEXPLAINED]
         return result
 
     def entries(self, part: slice) -> tuple[Ints, Ints]:

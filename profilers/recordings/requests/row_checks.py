@@ -88,11 +88,13 @@ def _lower_limit(latency: Ints) -> float:
     power = 10.0 ** math.floor(math.log10(shortest))
     limit = max(each * power for each in _ROUND if each * power <= shortest)
     unit = resolution_ns(latency)
+    if shortest - limit > max(_RIGHT_AT * limit, unit) or limit < _UNITS * unit:
+        return 0.0
     low, middle = np.quantile(latency, (_LOWEST, 0.5)).tolist()
-    expected = min(_NEAR * (low - limit) / (_LOWEST * len(latency)), _RIGHT_AT * limit)
+    expected = _NEAR * (low - limit) / (_LOWEST * len(latency))
     half = np.count_nonzero(latency < (limit + middle) / 2)
     sharp = shortest - limit <= max(expected, unit) and middle - limit >= _SPREAD * limit
-    return limit if sharp and half >= len(latency) / 4 and limit >= max(_UNITS * unit, _OF_MEDIAN * middle) else 0.0
+    return limit if sharp and half >= len(latency) / 4 and limit >= _OF_MEDIAN * middle else 0.0
 
 
 def _copies(table: RequestTable) -> Iterator[str]:
