@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from latfix.arrays import Ints
 from latfix.formatting import share, shown
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.statistics.distributions import poisson_at_least
 
+Codes = npt.NDArray[np.int32] | Ints
 NOTHING_KNOWN = "nothing in the recording accounts for it"
 #: A value stands out if it has this share of the slowest requests, and this multiple of its share of all; chance does
 #: so for any of the values with at most this probability.
@@ -26,7 +28,7 @@ def remainder_words(
     rest_ns: Ints,
     tail_share: float,
     arrival_ns: Ints | None,
-    labels: Mapping[str, tuple[Ints, Sequence[str]]],
+    labels: Mapping[str, tuple[Codes, Sequence[str]]],
     opening: str = NOTHING_KNOWN,
 ) -> str:
     """One sentence on what stands out among the requests with the largest unexplained part.
@@ -44,7 +46,7 @@ def remainder_words(
     return "; ".join([opening, *filter(None, found)]) + "."
 
 
-def _of_value(name: str, codes: Ints, slow: Ints, values: Sequence[str]) -> str:
+def _of_value(name: str, codes: Codes, slow: Ints, values: Sequence[str]) -> str:
     """The value that most of the slowest requests have, if it stands out."""
     if not 1 < len(values) <= _MOST_VALUES:
         return ""

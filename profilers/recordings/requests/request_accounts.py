@@ -148,6 +148,7 @@ def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -
 class _Ledger:
     """The ok requests of a table, what is inferred about them, and the entries; columns are ``(n,)`` nanoseconds.
 
+    :ivar table: the requests that ended ok; ``every`` with the others.
     :ivar parts: measured parts of the latency; ``base`` the remaining latency, less what is inferred so far.
     :ivar answer: the wait for the first byte of the answer; ``None`` if it is not known. What nothing explains of it
         is the cause ``rest``; what is ``outside`` of it beyond the median is unexplained.
@@ -161,15 +162,15 @@ class _Ledger:
     """
 
     def __init__(self, table: RequestTable) -> None:
-        self.table, self.ok = table, table.ok
-        self.rows: Any = slice(None) if self.ok.all() else np.flatnonzero(self.ok)
-        self.arrival, self.latency = table.arrival_ns[self.rows], table.latency_ns[self.rows]
-        self.parts = {name: np.maximum(column[self.rows], 0) for name, column in table.parts.items()}
+        self.every, self.ok = table, table.ok
+        self.table = table = table if self.ok.all() else table.take(np.flatnonzero(self.ok))
+        self.arrival, self.latency = table.arrival_ns, table.latency_ns
+        self.parts = {name: np.maximum(column, 0) for name, column in table.parts.items()}
         self.base: Ints = self.latency - sum(self.parts.values()) if self.parts else self.latency.copy()
         self.resolution_ns = max(table.resolution_ns, resolution_ns(self.latency))
         self.step = max(len(self.latency) // _SAMPLE, 1)
         answer = table.stages.get(table.answer_stage)
-        self.answer: Ints | None = None if answer is None else np.maximum(answer[self.rows], 0)
+        self.answer: Ints | None = None if answer is None else np.maximum(answer, 0)
         self.rest = UNEXPLAINED if answer is None else FIRST_BYTE.id
         self.outside: Ints | None = None if self.answer is None else self.base - self.answer
         self.stalled: dict[str, Ints] = {}
@@ -181,8 +182,7 @@ class _Ledger:
         self.always_busy = False
         self.closed = None
         if table.timed and not table.sampled:
-            user = None if table.user is None else table.user[self.rows]
-            self.closed = find_closed_loop(self.arrival, self.latency, user)
+            self.closed = find_closed_loop(self.arrival, self.latency, table.user)
         self.slot_ns: float | None = None
         self.outside_ns = 0
         self.batches: SharedBatches | None = None
@@ -216,12 +216,12 @@ class _Ledger:
         table = self.table
         # What no size is would dwarf all others.
         features = {
-            name: np.where(np.abs(column[self.rows]) <= LONGEST_NS, column[self.rows], np.nan)
+            name: np.where(np.abs(column) <= LONGEST_NS, column, np.nan)
             for name, column in {**table.features, **table.possible}.items()
         }
         batches, base = self.batches, self.base
         sample = of_requests(base, _SELECTED) if batches is None else batches.sampled(base, _SELECTED)
-        route = None if table.route is None else table.route[self.rows]
+        route = table.route
         common = [] if route is None else np.argsort(-np.bincount(route[:: self.step]))[:_ROUTES].tolist()
 
         def kinds(part: Any) -> dict[str, Floats]:
@@ -271,7 +271,7 @@ class _Ledger:
 
     def find_stalls_of_streams(self) -> None:
         """Subtract stalls that open streams share."""
-        table, gaps = self.table, self.table.gaps
+        table, gaps = self.every, self.every.gaps
         if gaps is None or not table.timed:
             return
         first = (
@@ -366,8 +366,8 @@ class _Ledger:
         )
         if table.first_ns is None:
             queue = infer_queue(*self._at_server(measured), self.resolution_ns)
-        elif measured is None and (table.first_ns[self.ok] >= 0).all():
-            queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
+        elif measured is None and (table.first_ns >= 0).all():
+            queue = infer_prompt_queue(self.arrival, table.first_ns)
         apart = float(np.ptp(self.arrival)) / max(len(latency), 1)
         if self.resolution_ns > _COARSE * min(float(np.median(latency)), 2 * apart):
             known = f"arrivals and latencies are known to {from_ns(self.resolution_ns)} only"
@@ -421,9 +421,9 @@ class _Ledger:
                 remaining = remaining - self.parts[name]
             self.base = remaining - sum(self.stalled.values())
         if self.table.idle_ns is not None and self.table.idle_alone is not None:
-            idle = self.table.idle_ns[self.ok]
+            idle = self.table.idle_ns
             queued = self._queued
-            outside = np.where(self.table.idle_alone[self.ok], idle, 0) if queued is None else idle - queued
+            outside = np.where(self.table.idle_alone, idle, 0) if queued is None else idle - queued
             part = self.parts["external.dependency"] = np.clip(outside, 0, np.maximum(self.base, 0))
             self.base = self.base - part
 
@@ -598,7 +598,7 @@ class _Ledger:
             floors_ms={"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms(tail_share, seed)},
             stages=self._stages(),
             models={"service": model.quality()} if model.samples else {},
-            ids=tuple(np.array(table.ids, dtype=object)[self.ok].tolist()) if len(set(table.ids)) > 1 else (),
+            ids=table.ids if len(set(self.every.ids)) > 1 else (),
             timed=table.timed,
             notes=tuple(self.notes),
             unread=table.unread,
@@ -704,12 +704,11 @@ class _Ledger:
         if stages or table.first_ns is not None or table.stages:
             stages["service"] = self.latency - sum(stages.values())
         if table.stages:
-            inside = {name: column[self.ok] for name, column in table.stages.items()}
-            known = np.all([column >= 0 for column in inside.values()], axis=0)
-            stages["other"] = np.where(known, np.maximum(stages["service"] - sum(inside.values()), 0), -1)
-            stages |= inside
+            known = np.all([column >= 0 for column in table.stages.values()], axis=0)
+            stages["other"] = np.where(known, np.maximum(stages["service"] - sum(table.stages.values()), 0), -1)
+            stages |= table.stages
         if table.first_ns is not None:
-            stages["first token"] = table.first_ns[self.ok]
+            stages["first token"] = table.first_ns
         return stages
 
     def _describe(self, tail_share: float) -> None:
@@ -746,7 +745,7 @@ class _Ledger:
         """The route that adds most time to the service of a typical request; empty if none is clearly slower."""
         if self.table.route is None:
             return ""
-        route = self.table.route[self.rows][:: self.step]
+        route = self.table.route[:: self.step]
         base = self.base[:: self.step].astype(np.float64)
         usual = {int(code): float(np.median(base[route == code])) for code in np.unique(route)}
         added = {code: (each - self.typical) * np.count_nonzero(route == code) for code, each in usual.items()}
@@ -776,7 +775,7 @@ class _Ledger:
     def _remainder(self, tail_share: float) -> str:
         table, some = self.table, slice(0, len(self.base), max(len(self.base) // _SEARCHED, 1))
         columns = {"route": (table.route, table.routes), "server": (table.server, table.servers)}
-        labels = {name: (code[self.rows][some], words) for name, (code, words) in columns.items() if code is not None}
+        labels = {name: (code[some], words) for name, (code, words) in columns.items() if code is not None}
         arrival = self.arrival[some] if table.timed else None
         opening = NOTHING_KNOWN
         if self.answer is not None:
