@@ -1,7 +1,7 @@
 """Advice on a server's own settings by cause, for services that latfix does not run.
 
-Only for known servers, recognized by their metrics, their ``Server`` header, or the recording's format. Settings have
-the names of the servers' documentation; latfix has not tried them.
+Servers are recognized by their metrics, their ``Server`` header, the recording's format, or their process's program.
+Others get what holds for any. Settings have the names of the servers' documentation; latfix has not tried them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,17 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "mosec": (("mosec_service_",), (), ()),
     "uvicorn": ((), ("uvicorn",), ()),
     "gunicorn": ((), ("gunicorn",), ()),
-    "Python": ((), ("basehttp", "werkzeug", "waitress", "cherrypy"), ("what latfix.record",)),
+    "Python": (
+        (),
+        ("basehttp", "werkzeug", "waitress", "cherr", "tornado", "hypercorn", "granian", "sanic", "robyn"),
+        ("what latfix.record",),
+    ),
 }
+#: How names of programs begin that run services, or are in front of them.
+_PROGRAMS: Mapping[str, str] = {"node": "Node", "java": "Java", "python": "Python",
+                                "nginx": "nginx", "haproxy": "HAProxy", "envoy": "Envoy"}  # fmt: skip
+#: Servers of the user's own Python code.
+_OWN_PYTHON = ("Ray Serve", "LitServe", "mosec", "uvicorn", "gunicorn", "Python")
 _ASYNC = (
     "move code that blocks the event loop into def instead of async def, or into run_in_threadpool; if it computes "
     "in Python, into another process, and collections out of requests (gc.freeze once the model is loaded)"
@@ -37,12 +46,15 @@ _THREADED = f"one thread ran while others waited for a lock or the interpreter's
 _STOOD_STILL = f"in an event loop, {_ASYNC}; with threads, {_THREADED}"
 #: How requests were served, as in a recording's ``served by``.
 ONE_LOOP, THREADS = "an event loop", "threads"
+_CORES = "cores of its own (taskset, cpuset) if other processes took them"
 _THREADS = (
-    "cores of its own (taskset, cpuset) if other processes took them; OMP_NUM_THREADS and torch.set_num_threads, so "
-    "that workers times threads do not exceed the cores"
+    f"{_CORES}; OMP_NUM_THREADS and torch.set_num_threads, so that workers times threads do not exceed the cores"
 )
 _COLLECTOR = "gc.collect() and gc.freeze() once the model is loaded; a higher gc.set_threshold"
-_OUTSIDE = "a deadline and a pool of kept connections for the dependency; latfix.span names it"
+_OUTSIDE = "a deadline and a pool of kept connections for the dependency"
+_BEHIND = "--pid of the service behind this proxy shows what that did meanwhile"
+_NODE_LOOP = "code that computes in worker_threads, and no …Sync call while it serves; --cpu-prof shows which it is"
+_JAVA_LOOP = "no blocking call on the event loop (Netty, Vert.x executeBlocking, Schedulers.boundedElastic)"
 _SPLIT_PROMPTS = (
     "--max-num-batched-tokens lower, with --enable-chunked-prefill: a prompt then shares steps with streams"
 )
@@ -61,9 +73,13 @@ _MORE_AT_ONCE: Mapping[str, str] = {
     "uvicorn": "--workers higher, each loads the model; if the process is idle meanwhile, more threads (AnyIO's "
     "limiter, 40 by default) or connections; --limit-concurrency answers 503 instead of a long wait",
     "gunicorn": "--workers or --threads higher",
+    "Node": "more processes (node:cluster, pm2 -i); if they are idle meanwhile, larger pools of connections",
+    "HAProxy": "maxconn of the server's line higher while the service has room, else another server",
+    "Java": "more threads for requests, and connections for what they wait for (server.tomcat.threads.max, "
+    "maximumPoolSize of HikariCP), up to what the cores can compute",
 }
 
-#: By cause, the change for each server, and under "" for any server.
+#: By cause, the change for each server, under "Python" for all of that kind, and under "" for any server.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "traffic.burst": _MORE_AT_ONCE,
     "service.queue": _MORE_AT_ONCE,
@@ -112,16 +128,21 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "vLLM": _SPLIT_PROMPTS,
         "uvicorn": _STOOD_STILL,
         "Python": _STOOD_STILL,
+        "Node": _NODE_LOOP,
+        "Java": _JAVA_LOOP,
     },
     "service.loop": {
-        "Ray Serve": _ASYNC,
-        "LitServe": _ASYNC,
-        "uvicorn": _ASYNC,
-        "gunicorn": _ASYNC,
         "Python": _ASYNC,
+        "Node": f"{_NODE_LOOP}; a long collection looks the same (--trace-gc)",
+        "Java": _JAVA_LOOP,
     },
-    "service.lock": {"": _LOCK},
-    "service.compute": {"": _PROFILE},
+    "service.lock": {"": _LOCK, "Java": f"{_LOCK}; jstack shows who holds it"},
+    "service.compute": {
+        "": "a profile of the slow requests' own code",
+        "Python": _PROFILE,
+        "Node": f"{_NODE_LOOP}; a long collection looks the same (--trace-gc)",
+        "Java": "a profile of the slow requests' own code (async-profiler, JFR)",
+    },
     "python.gil": {
         "Ray Serve": f"num_replicas higher: {_PROCESSES}",
         "LitServe": f"workers_per_device higher: {_PROCESSES}",
@@ -138,19 +159,31 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "Triton": "model_warmup in config.pbtxt",
         "": "warm-up requests of all shapes before the service reports that it is ready",
     },
-    "python.gc": {"": _COLLECTOR},
+    "python.gc": {
+        "Python": _COLLECTOR,
+        "Node": "less garbage in old objects; --max-semi-space-size and --max-old-space-size higher (--trace-gc)",
+        "Java": "-XX:+UseZGC or -XX:+UseShenandoahGC, or with G1 a lower -XX:MaxGCPauseMillis; a larger -Xmx "
+        "(-Xlog:gc shows each pause)",
+    },
     "host.contention": {
         "Ray Serve": "num_cpus in ray_actor_options as many as each replica uses; OMP_NUM_THREADS the same",
         "vLLM": "cores of its own for the engine and the API server; OMP_NUM_THREADS lower",
-        "": _THREADS,
+        "Python": _THREADS,
+        "Java": f"{_CORES}; -XX:ActiveProcessorCount and -XX:ParallelGCThreads no more than them",
+        "": f"{_CORES}; no more busy threads or workers than cores",
     },
     "host.throttle": {"": "a higher CPU limit of the container, or none; threads no more than the limit"},
     "network.connect": {
         "uvicorn": "--timeout-keep-alive longer than clients pause",
         "gunicorn": "--keep-alive longer than clients pause",
+        "Node": "server.keepAliveTimeout (5 s by default) longer than clients pause",
         "": "connections kept alive, by the client and by proxies",
     },
-    "external.dependency": {"": _OUTSIDE},
+    "external.dependency": {
+        **dict.fromkeys(("nginx", "HAProxy", "Envoy"), _BEHIND),
+        "Python": f"{_OUTSIDE}; latfix.span names it",
+        "": _OUTSIDE,
+    },
 }
 #: Metrics that grow only if a cache is too small, and the advice for that.
 _PREEMPTIONS: Mapping[str, str] = {
@@ -160,14 +193,18 @@ _PREEMPTIONS: Mapping[str, str] = {
 _TOO_SMALL = "the cache is too small, requests are recomputed"
 
 
-def with_advice(result: Diagnosis, header: str = "") -> Diagnosis:
+def with_advice(result: Diagnosis, header: str = "", program: str = "") -> Diagnosis:
     """A diagnosis with advice for its server, if that is known; latfix's own replays have fixes instead.
 
     :param header: ``Server`` of its answers.
+    :param program: of its process, such as ``node``.
     """
     metrics = {} if result.service is None else result.service.metrics
     read = {} if result.source is None else result.source.read
     server, told_by = _server(metrics, header, str(read.get("format", "")))
+    if not server and program:
+        known_as = (name for prefix, name in _PROGRAMS.items() if program.startswith(prefix))
+        server, told_by = next(known_as, program), f"its program {program}"
     if not server:
         return result
     causes = [cause for cause in result.causes if cause.named and cause.cause != UNEXPLAINED]
@@ -201,4 +238,5 @@ def _change(cause: str, server: str, served_by: str) -> str:
     if cause == "stall.shared" and served_by:
         return {ONE_LOOP: _ASYNC, THREADS: _THREADED}[served_by]
     known = _SETTINGS.get("external.dependency" if cause.startswith("dependency.") else cause, {})
-    return known.get(server) or known.get("", "")
+    language = "Python" if server in _OWN_PYTHON else ""
+    return known.get(server) or known.get(language) or known.get("", "")
