@@ -213,6 +213,7 @@ def checked_replay(
 
     :raises InputError: it does not, or cannot.
     """
+    from latfix.profilers.services.listening_processes import listening_processes
     from latfix.profilers.services.process_watch import ProcessWatch
     from latfix.runners.http_target import http_session
     from latfix.runners.http_target.address import Trust, check_method, check_timeout, parse_address, parse_headers
@@ -245,6 +246,7 @@ def checked_replay(
         keep_alive=options.keep_alive,
         trust=trust,
         pid=options.pid,
+        listening=listening_processes(str(endpoint.place[0]), address.port),
         metrics=http_session.find_metrics(address, headers, options.metrics, trust),
         server=http_session.server_name(address, endpoint, headers, trust),
         slo=check_slo(options.slo),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.evidence.device_idle import idle_ns
-from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments
+from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, serves
 from latfix.profilers.evidence.units import Evidence, first_uses_slow, late_shapes
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
@@ -329,7 +330,7 @@ def warnings(
         )
     notes += [f"{note}." for note in record.meta.setup_notes]
     if n and evidence.setup.outside:
-        return notes + _invisible(evidence)
+        return notes + _invisible(evidence, record.meta.http)
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
     if n and first_use >= _WORTH_A_NOTE:
         warm = live or bool(np.any(evidence.rows["warmup"])) or record.meta.warmup.get("batches", 0) > 0
@@ -376,11 +377,28 @@ def _waiting_device(evidence: Evidence) -> list[str]:
     ]
 
 
-def _invisible(evidence: Evidence) -> list[str]:
+def _invisible(evidence: Evidence, http: Mapping[str, Any]) -> list[str]:
     """What is not visible of a service behind an address."""
     notes = []
     if not evidence.process.cpu.known:
-        notes.append("The service's process was not watched: pass --pid if it runs on this machine.")
+        pid, name = next(iter(http.get("listening", {}).items()), ("", ""))
+        how = f"pass --pid; {pid} ({name}) listens there" if pid else "pass --pid if it runs on this machine"
+        notes.append(f"The service's process was not watched: {how}.")
+    elif beside := [f"{pid} ({http['listening'][str(pid)]})" for pid in http.get("beside", ())]:
+        notes.append(
+            f"Process {http['pid']} shares its connections with {', '.join(beside)}: all of them were watched."
+        )
+    elif evidence.setup.behind:
+        todo, wrong = "its own queue is not seen", ""
+        if not serves(evidence.rows, evidence.process):
+            todo, wrong = (
+                "pass the pid of the service behind it",
+                ", and does not work when requests come: --pid is wrong",
+            )
+        notes.append(
+            f"Process {http['pid']} ({http['program']}) does not listen at this address{wrong}. "
+            f"{evidence.setup.behind} does; if that is a proxy, {todo}."
+        )
     if evidence.told.note:
         notes.append(evidence.told.note)
     if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:

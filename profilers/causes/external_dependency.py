@@ -22,7 +22,7 @@ from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.lock_waits import call_in
-from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence
+from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence, serves
 from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, Counter, cumulative
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
@@ -91,6 +91,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         return beyond_usual(evidence, left, evidence.told.parts["dependency"], "told.dependency")
     if evidence.setup.servers == 0 and piles_up(*presence(evidence.rows)):
         return Claim(units=units)
+    if evidence.setup.behind and not serves(evidence.rows, evidence.process):
+        return Claim(units=units)
     late = delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok)
     for name in ("compute", "finish"):
         claimed = np.minimum(_idle_waits(evidence, name), left.cpu_excess(name))
@@ -145,6 +147,10 @@ def _each_other(evidence: Evidence, waited: Ints) -> str:
     if streamed:
         return (
             "streams waited for longer the more others were there: for the steps that they share, or a place in them"
+        )
+    if evidence.setup.behind:
+        return (
+            f"requests waited for longer the more others were there: in a queue of {evidence.setup.behind}, or a pool"
         )
     if evidence.setup.servers or related < _CLOSELY or not _in_turn(at[chosen], end[chosen]):
         return ""

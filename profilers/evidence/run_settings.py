@@ -37,7 +37,8 @@ class Setup:
     :ivar device_waits: lines of the model's code at which the host waits for the device.
     :ivar servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
         latfix's own runner; ``outside`` True for the former. ``rule`` how they gather batches, if they do.
-        ``outside_ns`` time of a request before and after its server.
+        ``outside_ns`` time of a request before and after its server. ``behind`` names the processes that accept its
+        connections, if the watched one does not: proxies, or ``--pid`` is wrong; else it is empty.
     :ivar threads: that run the model: ``workers`` counts the places of each.
     :ivar expandable: torch's allocator maps pages on the device (expandable segments).
     :ivar copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
@@ -91,6 +92,8 @@ class Setup:
         self.threads = -(-workers // settings.places)
         self.servers, self.outside, self.rule = servers, servers is not None, rule
         self.outside_ns = 0 if serving is None else serving.outside_ns
+        listening = meta.http.get("listening", {}) if meta.http.get("accepts") is False else {}
+        self.behind = ", ".join(f"{pid} ({program})" for pid, program in listening.items())
         self.expandable = bool(meta.device_memory.get("settings", {}).get("expandable_segments"))
 
     @property

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from latfix.errors import InputError
-from latfix.profilers.evidence.outside.service_process import STOPPED, THREAD
+from latfix.profilers.evidence.outside.service_process import COLLECTED, STOPPED, THREAD
 from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
 from latfix.profilers.probes.kept_files import KeptOpen
+from latfix.profilers.services.listening_processes import descendants
 from latfix.profilers.services.thread_waits import ThreadWaits
 
 Reading = dict[str, float]
@@ -23,6 +26,8 @@ _TICK_NS, _DISK_TICKS = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), 39
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Most threads to read at every poll; least time on a core by which a thread ran between two polls.
 _MOST_THREADS, _RAN_NS = 512, 1_000_000
+#: How names of a JVM's threads begin that compute while all its others are stopped (HotSpot's safepoints).
+_COLLECTORS = ("VM Thread", "GC Thread#")
 
 
 class ProcessWatch:
@@ -31,14 +36,15 @@ class ProcessWatch:
     Different threads may call :meth:`read_fast` and :meth:`read_slow`.
 
     :param pid: its number on this machine.
+    :param beside: other processes that serve with it.
     :ivar throttling: True if its control group reports the time for which a quota stopped it.
     :ivar shows_calls: True if the system shows the lock for which a thread waits.
     :raises InputError: there is no such process, or its counters cannot be read.
     """
 
-    def __init__(self, pid: int, root: Path = Path("/")) -> None:
-        self._proc = root / "proc"
-        self.pid = pid
+    def __init__(self, pid: int, root: Path = Path("/"), beside: Iterable[int] = ()) -> None:
+        self._root, self._proc = root, root / "proc"
+        self.pid, self._roots = pid, (pid, *beside)
         if not (self._proc / str(pid) / "task").is_dir():
             raise InputError(f"--pid: found no process {pid}; expected the number of the service's process")
         if not (self._proc / str(pid) / "task" / str(pid) / "schedstat").exists():
@@ -56,6 +62,8 @@ class ProcessWatch:
         self._numbers: dict[str, int] = {}
         self._state = KeptOpen(self._proc / str(pid) / "task" / str(pid) / "stat", size=128)
         self._stopped_ns, self._seen_ns = 0, time.perf_counter_ns()
+        self._collectors: set[str] = set()
+        self._collected_ns = 0
         self._faults: dict[int, tuple[int, int]] = {}
         self.processes: tuple[int, ...] = ()
         self._counted = 0
@@ -74,7 +82,8 @@ class ProcessWatch:
 
     def look_around(self) -> None:
         """Update the lists of threads and children."""
-        self.processes = processes = tuple(self._tree(self.pid))
+        found = [descendants(each, self._root) for each in self._roots]
+        self.processes = processes = tuple(dict.fromkeys(itertools.chain(*found)))
         result: set[str] = set()
         for pid in processes:
             with contextlib.suppress(OSError):
@@ -87,14 +96,17 @@ class ProcessWatch:
                 with contextlib.suppress(OSError):
                     self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128), [0] * 5
                     self._numbers[thread] = min(set(range(_MOST_THREADS)).difference(self._numbers.values()))
+                    if (self._proc / thread / "comm").read_text(errors="replace").startswith(_COLLECTORS):
+                        self._collectors.add(thread)
             self._waits.look_around(self._threads)
             self._counted = self._count_threads()
 
     def read_fast(self) -> Reading:
-        """On-CPU time of all threads and of each that ran, run-queue delay, throttled and stopped time, and waits."""
+        """On-CPU time of all threads and of each that ran, run-queue delay, time while stopped, and waits."""
         if self._count_threads() != self._counted:
             self.look_around()
         ran: Reading = {}
+        collected_ns = 0
         with self._lock:
             for thread, (file, counters) in list(self._threads.items()):
                 try:
@@ -102,6 +114,8 @@ class ProcessWatch:
                     counters[:2] = int(words[0]), int(words[1])
                     if before and counters[0] - before >= _RAN_NS:
                         ran[f"{THREAD}{self._numbers[thread]}"] = counters[0] - before
+                    if before and thread in self._collectors:
+                        collected_ns = max(collected_ns, counters[0] - before)
                 except (OSError, IndexError):  # the thread ended
                     self._forget(thread)
                     self._counted = 0
@@ -109,6 +123,9 @@ class ProcessWatch:
             reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
             if stopped_ns := self._stopped():
                 reading[STOPPED] = stopped_ns
+            if self._collectors:
+                self._collected_ns += collected_ns
+                reading[COLLECTED] = self._collected_ns
             if self.throttling:
                 reading["server.throttled_ns"] = self._throttle.throttled_ns()
             return reading | ran | self._waits.read()
@@ -174,26 +191,13 @@ class ProcessWatch:
         """Close an ended thread's file, and keep its counters in the sums."""
         file, counters = self._threads.pop(thread)
         del self._numbers[thread]
+        self._collectors.discard(thread)
         file.close()
         self._ended = [before + more for before, more in zip(self._ended, counters, strict=True)]
 
     def _sums(self) -> list[int]:
         """The counters of all threads, including those that ended."""
         return [sum(each) for each in zip(self._ended, *(own for _, own in self._threads.values()), strict=True)]
-
-    def _tree(self, pid: int) -> list[int]:
-        """The process and its descendants."""
-        result, pending = [], [pid]
-        while pending:
-            one = pending.pop()
-            if one in result:
-                continue
-            result.append(one)
-            with contextlib.suppress(OSError):
-                for thread in (self._proc / str(one) / "task").iterdir():
-                    text = (thread / "children").read_text()
-                    pending += [int(word) for word in text.split()]
-        return result
 
 
 def _fields(stat: Path) -> list[str]:

@@ -22,6 +22,7 @@ from latfix.profilers.evidence.outside.service_process import (
     FUTEX,
     INTERPRETER,
     LOOP_IN,
+    LOOPS,
     ONE_ADDRESS,
     SLEEP,
 )
@@ -44,6 +45,8 @@ _BLOCKING: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 _PYTHON = re.compile(r"(lib)?python\d(\.\d+)?[a-z]?(\.so[.\d]*)?")
 #: Most threads to read: each takes some microseconds. The first half are the oldest, such as an event loop's.
 _MOST_THREADS = 64
+#: A thread that is away from waiting for events in fewer polls than this share of another's is no event loop.
+_AWAY = 0.05
 
 _PAGE = 4096
 
@@ -59,8 +62,8 @@ class ThreadWaits:
         self._futex, self._epoll = _CALLS.get(platform.machine(), (frozenset(), frozenset()))
         named = _BLOCKING.get(platform.machine(), {})
         self._names = {b"%d" % number: name for name, numbers in named.items() for number in numbers}
-        #: Threads that have waited for events.
-        self._loops: set[str] = set()
+        #: Of threads that have waited for events, the number of polls in which they did something else.
+        self._away: dict[str, int] = {}
         #: By thread, its file, and the number of threads that it stands for.
         self._files: dict[str, KeptOpen] = {}
         self._stands_for: dict[str, int] = {}
@@ -91,6 +94,8 @@ class ThreadWaits:
             many = self._stands_for[thread]
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended
                 number, *words = file.read().split()
+                if thread in self._away and number not in self._epoll:
+                    self._away[thread] += 1
                 if not self.shows_calls:
                     result[FUTEX] += many * number.startswith(b"futex")
                 elif number in self._futex:
@@ -102,10 +107,12 @@ class ThreadWaits:
                         result[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += many
                 elif number in self._epoll:
                     result[EPOLL] += 1
-                    self._loops.add(thread)
+                    self._away.setdefault(thread, 0)
                 elif name := self._names.get(number):
                     result[SLEEP] += many * (name == "sleep")
-                    result[f"{LOOP_IN}{name}"] += thread in self._loops
+                    result[f"{LOOP_IN}{name}"] += thread in self._away
+        away = self._away.values()
+        result[LOOPS] = sum(each > _AWAY * max(away) for each in away)
         result[ONE_ADDRESS] = max(at.values(), default=0)
         return {name: float(count) for name, count in result.items() if count or name == EPOLL}
 

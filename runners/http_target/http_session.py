@@ -17,6 +17,7 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, LatfixError, RunnerError
+from latfix.profilers.services.listening_processes import accept_beside, program
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
@@ -55,6 +56,7 @@ class HttpReplay:
     :param spec: name, traffic and objective.
     :param model_metadata: the service's metadata of its models.
     :param pid: the service's process on this machine; ``None`` if it is not watched.
+    :param listening: processes of this machine that accept the address's connections, as far as they can be seen.
     :param metrics: address of its metrics; ``None`` if they are not read.
     :param server: the server's name; empty if unknown.
     """
@@ -72,10 +74,16 @@ class HttpReplay:
     keep_alive: bool = True
     trust: Trust = field(default_factory=Trust)
     pid: int | None = None
+    listening: tuple[int, ...] = ()
     metrics: str | None = None
     server: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+
+    @property
+    def beside(self) -> tuple[int, ...] | None:
+        """As :func:`accept_beside`; ``None`` also if no process is watched."""
+        return None if self.pid is None else accept_beside(self.pid, self.listening)
 
     def check(self) -> None:
         """Raise an InputError if bodies cannot be made from the traffic."""
@@ -110,6 +118,7 @@ class HttpReplay:
             "cacert": self.trust.cacert,
             "insecure": self.trust.insecure,
             "pid": self.pid,
+            "beside": list(self.beside or ()),
             "metrics": self.metrics,
         }
 
@@ -228,7 +237,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
     :raises LatfixError: the replay failed; what was recorded is kept.
     """
     planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
-    folder, run_word = prepare_folder(path, planned), secrets.token_hex(4)
+    folder, run_word, beside = prepare_folder(path, planned), secrets.token_hex(4), replay.beside
     folder.update(
         source={"kind": "http", "path": replay.address.shown},
         workload_folder="",
@@ -241,6 +250,10 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             "timeout_s": replay.timeout_s,
             "slo": dict(replay.slo),
             "pid": replay.pid,
+            "program": "" if replay.pid is None else program(replay.pid),
+            "accepts": None if replay.pid is None or not replay.listening else beside is not None,
+            "listening": {str(each): program(each) for each in replay.listening},
+            "beside": beside,
             "metrics": None if replay.metrics is None else replay.metrics.partition("?")[0],
             "server": replay.server,
         },

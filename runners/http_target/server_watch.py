@@ -51,13 +51,14 @@ def opener(trust: Trust) -> urllib.request.OpenerDirector:
 class Watch:
     """Polls on its own threads until :meth:`end`.
 
-    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, and ``headers``, ``cacert`` and
-        ``insecure`` to read them; ``path`` and ``served_model`` of the requests; ``folder`` of the run.
+    :param job: ``pid`` or ``None``, and other processes ``beside`` it; ``metrics`` (an address) or ``None``, and
+        ``headers``, ``cacert`` and ``insecure`` to read them; ``path`` and ``served_model`` of the requests;
+        ``folder`` of the run.
     :raises InputError: the process cannot be watched.
     """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
-        self._process = None if job["pid"] is None else ProcessWatch(int(job["pid"]))
+        self._process = None if job["pid"] is None else ProcessWatch(int(job["pid"]), beside=job["beside"])
         self._nvml, self._nvml_line = None, "NVML: not read, the service is not watched"
         if job["pid"] is not None:
             self._nvml, self._nvml_line = Nvml.open(pid=int(job["pid"]))

@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest, reads
-from latfix.profilers.evidence.outside.service_process import COLLECTIONS, CPU
+from latfix.profilers.evidence.outside.service_process import COLLECTED, COLLECTIONS, CPU
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -36,17 +36,23 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
-    """Standstills with one busy thread in which the service's own metrics count a collection."""
+    """A JVM's collections, and standstills with one busy thread in which metrics count one."""
     units = {}
     for name in ("compute", "finish"):
         unit = evidence.units[name]
         stopped = evidence.locks.collected.covered(unit.start, unit.end)
+        stopped += np.rint(evidence.process.collected.grown(unit.start, unit.end)).astype(np.int64)
         units[name] = Parts(cpu=np.minimum(stopped, left.cpu_excess(name)))
     return Claim(units=units)
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    collected = evidence.locks.collected
+    collected, jvm = evidence.locks.collected, evidence.process.collected
+    if jvm.known:
+        return (
+            f"the JVM's threads that collect garbage (VM Thread, GC Thread) computed for {from_ns(jvm.total)}; "
+            f"all its other threads are stopped meanwhile; {parts_and_largest(figures)}."
+        )
     return (
         f"{counted(len(collected), 'time')} one thread of the service computed and all requests stood still, for up "
         f"to {from_ns(collected.longest_ns)}, at the time of a full collection in the service's metrics "
@@ -61,5 +67,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
-    outside_needs=lambda evidence: reads(CPU)(evidence) and reads(*COLLECTIONS)(evidence),
+    outside_needs=lambda evidence: reads(CPU)(evidence) and reads(COLLECTED, *COLLECTIONS)(evidence),
 )

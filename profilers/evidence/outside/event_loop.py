@@ -67,15 +67,16 @@ def serves_in_loops(loops: Counter, there: Ints) -> bool:
     return bool(len(away) and np.mean(away >= 1.0) >= _MOSTLY and np.mean(away > 1.0) > _SEVERAL)
 
 
-def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints) -> Intervals:
+def loop_blocks(loops: Counter, there: Ints, at: Ints, end: Ints, answers: Ints, serving: float = 0.0) -> Intervals:
     """Times in which the only event loop was away for long, and no request was answered.
 
     :param loops: as for :func:`usual_loops`, as ``there``.
+    :param serving: number of them that do not always wait for events; 0 if it is not known.
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
     :param answers: all times at which some part of an answer arrived.
     """
     usual = usual_loops(loops, there)
-    if usual != 1.0 and not serves_in_loop(loops, there):
+    if (serving or usual) != 1.0 and not serves_in_loop(loops, there):
         return NO_INTERVALS
     times, away = loops.at_ns, loops.value < usual
     gone = cumulative(times, np.where(away[:-1], np.diff(times), 0.0))

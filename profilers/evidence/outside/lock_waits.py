@@ -25,6 +25,7 @@ from latfix.profilers.evidence.outside.service_process import (
     FUTEX,
     INTERPRETER,
     LOOP_IN,
+    LOOPS,
     ONE_ADDRESS,
     Counter,
     ServiceProcess,
@@ -146,9 +147,11 @@ def find_lock_waits(
     counts = [at_readings(samples, name, times) for name in sorted(series)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
     waiting = np.minimum(waiting + _behind(waiting, counts, there, present), present)
+    collected = process.collected.grown(times, np.append(times[1:], times[-1]))
     python = np.minimum(at_readings(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
+    waiting = np.where(collected > _MOSTLY * step, 0.0, waiting)  # a collection stops all threads
     threads = nothing_computed(len(at)) if threads is None else threads
     lock, python_lock = _divided(times, step, waiting, python, at, end, threads)
     begin = times[waiting > 0].astype(np.int64)
@@ -168,7 +171,9 @@ def find_lock_waits(
     locked = _chosen(standstills, for_python)
     parts = 1.0 if answers is None else max(len(answers) / len(at) - 2, 1.0)  # of a streamed answer
     held = _called(_chosen(standstills, away & ~for_python & ~starved), process, parts)
-    blocks = NO_INTERVALS if answers is None else _called(loop_blocks(loops, there, at, end, answers), process, parts)
+    blocks, serving = NO_INTERVALS, Counter.of(samples, LOOPS).value[-1:].sum()
+    if answers is not None:
+        blocks = _called(loop_blocks(loops, there, at, end, answers, float(serving)), process, parts)
     waited, busy = _of_the_loop(_chosen(blocks, standstills.covered(blocks.start, blocks.end) == 0), process, python)
     start, stop = _joined(held, waited)
     held = Intervals.merged(start, stop - start)
@@ -241,10 +246,10 @@ def call_in(samples: Columns, times: Floats, held: Intervals) -> str:
 
 
 def _without_core(process: ServiceProcess, standstills: Intervals) -> Floats:
-    """Nanoseconds of each standstill in which threads wanted a core and had none."""
+    """Nanoseconds of each standstill in which threads wanted a core and had none, or a collection stopped them."""
     start, stop = standstills.start, standstills.end
     idle = np.maximum((stop - start) - process.cpu.grown(start, stop), 0.0)
-    return np.minimum(process.delay_of_each.grown(start, stop), idle)
+    return np.minimum(process.delay_of_each.grown(start, stop), idle) + process.collected.grown(start, stop)
 
 
 def _collections(samples: Columns, alone: Intervals) -> Intervals:

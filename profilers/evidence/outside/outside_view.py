@@ -87,6 +87,11 @@ def process_of(record: RunRecord, serving: Serving | None, background: tuple[str
     return ServiceProcess(record.samples, begun[chosen], end[chosen], background)
 
 
+def serves(rows: Columns, process: ServiceProcess) -> bool:
+    """False if the process does not seem to serve these requests, so that ``--pid`` is wrong."""
+    return process.follows(np.concatenate(presence(rows)))
+
+
 def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> dict[str, Bools]:
     """The answers in which a kernel seems to have delayed an acknowledgment.
 

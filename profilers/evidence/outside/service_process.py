@@ -6,6 +6,7 @@ or was idle is inferred from when the process was alone with it, and from how mu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,10 +26,14 @@ _SEVERAL, _LEAST_READINGS, _CROWDED = 2, 10, 0.9
 _SINGLE, _LIMITED = 1.2, 0.7
 #: Least share of that time in which such a process is busy.
 _BUSY = 0.9
+#: Standard errors from which a correlation is certain.
+_SURE = 3.5
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 #: Time for which a signal or a tracer stopped the process; omitted while zero.
 STOPPED = "server.stopped_ns"
+#: Time for which threads of a JVM computed that stop all its others: collections, nearly always.
+COLLECTED = "server.collected_ns"
 THREADS = "server.threads"
 #: Page faults, and waits of its threads for disks.
 MINOR_FAULTS, MAJOR_FAULTS, DISK = "server.minflt", "server.majflt", "server.disk_ns"
@@ -37,10 +42,10 @@ COLLECTIONS = ('metrics.python_gc_collections_total{generation="2"}', "metrics.p
 #: Cores on which the process may run, and the number of its processes.
 CORES, PROCESSES = "server.cores", "server.processes"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
-#: for events like an event loop. Zeros are omitted, except for the last. Threads that sleep; by call, those that
-#: waited for events before and wait in another call now.
+#: for events like an event loop. Zeros are omitted, except for the last. Of these threads, how many do something else
+#: from time to time. Threads that sleep; by call, those that waited for events before and wait in another call now.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
-SLEEP, LOOP_IN = "server.sleep", "server.loop_in."
+LOOPS, SLEEP, LOOP_IN = "server.loops", "server.sleep", "server.loop_in."
 #: By number of a thread, its time on a core since the previous reading; omitted if it hardly ran. A new thread takes
 #: the lowest free number.
 THREAD = "server.thread."
@@ -130,7 +135,7 @@ class ServiceProcess:
     :param background: series of the threads that serve no request.
     :ivar cpu: time of its threads on cores; ``delay`` their run-queue delay; ``threads`` their number.
     :ivar begun: ``(n,)`` when these requests began, in ascending order; ``ended`` likewise.
-    :ivar serving: time on cores of the threads that serve requests.
+    :ivar serving: time on cores of the threads that serve requests; ``collected`` of those that stop all others.
     :ivar step: ``(k - 1,)`` time between readings of ``cpu``; ``ran`` time on cores and ``waited`` run-queue delay
         that was counted then; ``there`` the mean number of requests.
     """
@@ -138,6 +143,7 @@ class ServiceProcess:
     def __init__(self, samples: Columns, begun: Ints, ended: Ints, background: tuple[str, ...] = ()) -> None:
         self.cpu, self.delay, self.threads = (Counter.of(samples, name) for name in (CPU, RUN_QUEUE, THREADS))
         times = self.cpu.at_ns
+        self.collected = Counter.of(samples, COLLECTED)
         self.begun, self.ended = np.sort(begun), np.sort(ended)
         self.step: Floats = np.diff(times)
         self.ran: Floats = np.diff(self.cpu.value)
@@ -210,6 +216,17 @@ class ServiceProcess:
         there = np.searchsorted(self.begun, high) - np.searchsorted(self.ended, before)
         wanted = np.diff(self.cpu.value + self.delay.at(self.cpu.at_ns))
         return cumulative(self.cpu.at_ns, np.where(there <= 1, wanted, 0.0))
+
+    def follows(self, moments: Ints) -> bool:
+        """True unless it is mostly idle and runs no more while requests come and go, so that it serves none of them.
+
+        :param moments: when requests came and ended.
+        """
+        seen = np.histogram(moments, self.cpu.at_ns)[0] if self.cpu.known else np.zeros(0)
+        if not len(seen) or self.ran.sum() > _BUSY * self.step.sum():
+            return True
+        varied = np.ptp(seen) and np.ptp(self.ran)
+        return bool(varied and np.corrcoef(seen, self.ran)[0, 1] * math.sqrt(len(seen)) > _SURE)
 
     @cached_property
     def delay_of_each(self) -> Counter:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from latfix.errors import InputError
-from latfix.profilers.evidence.outside.service_process import STOPPED, THREAD
+from latfix.profilers.evidence.outside.service_process import COLLECTED, STOPPED, THREAD
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.process_watch import ProcessWatch
 
@@ -93,6 +93,30 @@ def machine(tmp_path: Path) -> FakeMachine:
     fake.thread(9, 9, ran=30, waited=40, switches=(1, 1), disk=1)
     fake.throttled("service", 250)
     return fake
+
+
+def test_a_jvm_s_collecting_threads_stop_the_others_for_as_long_as_one_of_them_runs(machine: FakeMachine) -> None:
+    for tid, name in ((20, "VM Thread"), (21, "GC Thread#0"), (22, "GC Thread#1"), (23, "G1 Conc#0")):
+        (machine.thread(7, tid, ran=100) / "comm").write_text(f"{name}\n")
+    watch = ProcessWatch(7, machine.root)
+    collected = [watch.read_fast()[COLLECTED]]
+    for ran in (100, 250, 1_000):
+        for tid, share in ((21, 1.0), (22, 0.5), (23, 9.0)):
+            machine.thread(7, tid, ran=int(100 + share * ran))
+        collected.append(watch.read_fast()[COLLECTED])
+    assert collected == [0, 100, 250, 1_000]
+    watch.close()
+
+
+def test_processes_beside_are_watched_too(machine: FakeMachine) -> None:
+    machine.process(30)
+    machine.thread(30, 30, ran=5, children="7 31 ")
+    machine.process(31)
+    machine.thread(31, 31, ran=2)
+    watch = ProcessWatch(7, machine.root, beside=(30,))
+    assert sorted(watch.processes) == [7, 9, 30, 31]
+    assert watch.read_fast()["server.cpu_ns"] == 1_530 + 7
+    watch.close()
 
 
 def test_counters_are_sums_over_threads_and_children(machine: FakeMachine) -> None:

@@ -16,6 +16,7 @@ from latfix.profilers.evidence.outside.service_process import (
     FUTEX,
     INTERPRETER,
     LOOP_IN,
+    LOOPS,
     ONE_ADDRESS,
     SLEEP,
 )
@@ -91,7 +92,25 @@ def test_a_loop_that_waits_in_another_call_is_told_from_threads_that_sleep(tmp_p
     waits.look_around(["7/task/7", "7/task/8"])
     assert waits.read() == {EPOLL: 1.0, SLEEP: 1.0}
     call(fsync, sleep)
-    assert waits.read() == {EPOLL: 0.0, SLEEP: 1.0, f"{LOOP_IN}fsync": 1.0}
+    assert waits.read() == {EPOLL: 0.0, LOOPS: 1.0, SLEEP: 1.0, f"{LOOP_IN}fsync": 1.0}
+
+
+def test_a_thread_that_always_waits_for_events_is_no_loop(tmp_path: Path) -> None:
+    """Node's main thread serves; another one only waits, and does something else in one poll of 40."""
+    epoll = {"x86_64": 232, "aarch64": 22}.get(platform.machine())
+    if epoll is None:
+        pytest.skip("the numbers of this machine's system calls are not known")
+    files = [tmp_path / "7/task" / thread / "syscall" for thread in ("7", "8")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("running\n")
+    waits = ThreadWaits(tmp_path, 7)
+    for poll in range(41):
+        for file, works in zip(files, (poll % 2, poll == 39), strict=True):
+            file.write_text("running\n" if works else f"{epoll} 0x3 0x0 0x0 0x0 0x0 0x0 0x7ffd0 0x7f00\n")
+        waits.look_around(["7/task/7", "7/task/8"])
+        found = waits.read()
+    assert (found[EPOLL], found[LOOPS]) == (2.0, 1.0)
 
 
 def test_a_sample_stands_for_many_threads(tmp_path: Path) -> None:

@@ -40,18 +40,21 @@ def blocked_by(at: np.ndarray, calls: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return end, np.array(begin)
 
 
-def polled(end: np.ndarray, begin: np.ndarray, *, computes: bool, loops: int = 1) -> Columns:
+def polled(end: np.ndarray, begin: np.ndarray, *, computes: bool, loops: int = 1, serving: int = 0) -> Columns:
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
     away = present(times, begin, begin + BLOCK)
     cpu = np.cumsum(away * computes) * 5 * MS
     calls = {} if computes else {"loop_in.fsync": away * (np.arange(len(times)) % 4 > 0), "loop_in.read": away // 2}
+    if serving:
+        calls["loops"] = np.full(len(times), serving)
     return samples(times, cpu_ns=cpu, runq_ns=np.zeros(len(times)), epoll=loops - away, **calls)
 
 
-def service(calls_for: np.ndarray, *, computes: bool, loops: int = 1) -> Diagnosis:
+def service(calls_for: np.ndarray, *, computes: bool, loops: int = 1, serving: int = 0) -> Diagnosis:
     at = arrivals(20.0, n=N)
     end, begin = blocked_by(at, calls_for)
-    return diagnose(recorded(at, end, samples=polled(end, begin, computes=computes, loops=loops)))
+    seen = polled(end, begin, computes=computes, loops=loops, serving=serving)
+    return diagnose(recorded(at, end, samples=seen))
 
 
 SOME = np.random.default_rng(4).random(N) < 0.02
@@ -79,6 +82,12 @@ def test_a_call_that_computes_in_the_loop_delays_the_requests_that_come_meanwhil
 
 def test_one_of_two_loops_does_not_hold_up_what_the_other_serves() -> None:
     assert largest(service(SOME, computes=False, loops=2)) == "external.dependency"
+    assert largest(service(SOME, computes=False, loops=2, serving=2)) == "external.dependency"
+
+
+def test_a_thread_that_always_waits_for_events_hides_no_blocked_loop() -> None:
+    """As one of Node's does."""
+    assert largest(service(SOME, computes=False, loops=2, serving=1)) == "service.loop"
 
 
 def test_requests_that_are_answered_one_after_the_other_do_not_block_the_loop() -> None:

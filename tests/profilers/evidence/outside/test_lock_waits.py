@@ -21,6 +21,7 @@ from tests.profilers.evidence.outside.test_outside_view import (
     samples,
     served,
     services,
+    spent,
 )
 from tests.profilers.evidence.outside.test_shared_cores import computed
 
@@ -95,9 +96,9 @@ def test_a_lock_whose_holder_sleeps_is_told_from_its_sleep(threads: int, rate: f
     series["cpu_ns"] = np.cumsum(present(times, taken, taken + 2 * MS)) * 5 * MS
     found = diagnose(recorded(at, end, samples=samples(times, runq_ns=np.zeros(len(times)), **series)))
     slow, ledger = end - at > 40 * MS, found.ledger
-    for cause, spent in (("service.lock", end - at - holds - 2 * MS), ("external.dependency", holds)):
+    for cause, waits in (("service.lock", end - at - holds - 2 * MS), ("external.dependency", holds)):
         claimed = ledger.own_ns[ledger.causes.index(cause)][slow].sum()
-        assert claimed == pytest.approx(spent[slow].sum(), abs=0.1 * (end - at)[slow].sum()), cause
+        assert claimed == pytest.approx(waits[slow].sum(), abs=0.1 * (end - at)[slow].sum()), cause
 
 
 def test_waits_for_work_and_for_helpers_are_no_locks() -> None:
@@ -184,3 +185,27 @@ def test_a_lock_that_no_request_holds_is_waited_for_by_all() -> None:
     assert lock.tail_share > 0.9 and "held by a thread that serves none" in lock.evidence
     at, waits, end = locked(50.0, np.full(N, 12 * MS))
     assert "serves none" not in find_lock_waits(polled(at, waits, end), at, end, NO_INTERVALS).holder
+
+
+def test_threads_that_a_jvm_s_collections_stop_wait_for_no_lock() -> None:
+    """Every 0.9 s a collection of 60 ms stops all threads; those that are there wait in a futex."""
+    at, took = arrivals(60.0), services()
+    begin = np.arange(500 * MS, int(at[-1]), 900 * MS)
+    end = at + took
+    for start in begin.tolist():
+        end += np.where((end > start) & (at < start + 60 * MS), start + 60 * MS - np.maximum(at, start), 0)
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    stopped, there = spent(times, begin, begin + 60 * MS), present(times, at, end)
+    still = present(times, begin, begin + 60 * MS)
+    waiting = np.maximum(there - 1, 0) * still
+    cpu = np.cumsum(np.minimum(there, 1)) * 5 * MS
+    series = {"cpu_ns": cpu, "runq_ns": 0 * times, "futex.1a0": waiting, "futex_one": waiting}
+    locked_up, known = (
+        {cause.cause: cause.tail_ms for cause in found.causes}
+        for found in (
+            diagnose(recorded(at, end, samples=samples(times, **series))),
+            diagnose(recorded(at, end, samples=samples(times, **series, collected_ns=stopped))),
+        )
+    )
+    assert locked_up["service.lock"] > 10  # what it would be taken for
+    assert known.get("service.lock", 0.0) < 1 and max(known, key=lambda cause: known[cause]) == "python.gc"
