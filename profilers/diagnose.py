@@ -89,9 +89,9 @@ def diagnose(
             sink(chunk.ledger)
     tail = cut_tail(totals, baselines, q, seed=seed, replicates=bootstrap)
     found = _Findings(source, q, seed, chunks, seen, baselines, totals, tail).diagnosis()
-    http = record.meta.http
-    program = http.get("program") or next(iter(http.get("listening", {}).values()), "")
-    return with_advice(found, str(http.get("server", "")), program) if record.meta.is_http else found
+    if not record.meta.is_http:
+        return found
+    return with_advice(found, str(record.meta.http.get("server", "")), record.meta.program)
 
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:

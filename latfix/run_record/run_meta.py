@@ -143,6 +143,12 @@ class RunMeta(Document):
         """True if the service is reached by an address, so that it is seen only from outside."""
         return self.source.get("kind") == "http"
 
+    @property
+    def program(self) -> str:
+        """The program of a service behind an address, such as ``node``; empty if it is not known."""
+        listening = self.http.get("listening", {})
+        return str(self.http.get("program") or next(iter(listening.values()), ""))
+
     def updated(self, **found: Any) -> RunMeta:
         """A copy with more keys, typed or as in ``run.json``."""
         return self.from_json({**self.to_json(), **plain(found)})

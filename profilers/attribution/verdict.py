@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from latfix.profilers.evidence.units import Evidence, first_uses_slow, late_shap
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
 from latfix.run_record.live_record import LIVE
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.percentiles import percentile_key
 
@@ -51,7 +51,10 @@ _MOSTLY = 0.5
 #: Share of the new shapes in the run's second half from which warm-up would not have run most.
 _KEPT_COMING = 1 / 3
 #: Its main process opens the socket without the protocol's number, and asyncio then does not set TCP_NODELAY.
-_NAGLE = " uvicorn with --workers does so unless uvloop is installed."
+_NAGLE: Mapping[str, str] = {
+    "python": " uvicorn with --workers does so unless uvloop is installed.",
+    "java": " Java's HttpServer does so unless it is started with -Dsun.net.httpserver.nodelay=true.",
+}
 #: By status, what requests did; follows their number.
 _DID = {
     "error": "failed",
@@ -330,7 +333,7 @@ def warnings(
         )
     notes += [f"{note}." for note in record.meta.setup_notes]
     if n and evidence.setup.outside:
-        return notes + _invisible(evidence, record.meta.http)
+        return notes + _invisible(evidence, record.meta)
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
     if n and first_use >= _WORTH_A_NOTE:
         warm = live or bool(np.any(evidence.rows["warmup"])) or record.meta.warmup.get("batches", 0) > 0
@@ -377,9 +380,9 @@ def _waiting_device(evidence: Evidence) -> list[str]:
     ]
 
 
-def _invisible(evidence: Evidence, http: Mapping[str, Any]) -> list[str]:
+def _invisible(evidence: Evidence, meta: RunMeta) -> list[str]:
     """What is not visible of a service behind an address."""
-    notes = []
+    notes, http = list[str](), meta.http
     if not evidence.process.cpu.known:
         pid, name = next(iter(http.get("listening", {}).items()), ("", ""))
         how = f"pass --pid; {pid} ({name}) listens there" if pid else "pass --pid if it runs on this machine"
@@ -414,7 +417,11 @@ def _invisible(evidence: Evidence, http: Mapping[str, Any]) -> list[str]:
                 "a pause of fixed length, or of a message of the service to another",
                 "",
             ),
-            "finish": ("between the first byte and the last", "a message", _NAGLE),
+            "finish": (
+                "between the first byte and the last",
+                "a message",
+                "".join(words for program, words in _NAGLE.items() if (meta.program or "python").startswith(program)),
+            ),
         }[stage]
         notes.append(
             f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly "

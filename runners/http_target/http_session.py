@@ -44,7 +44,7 @@ _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
 #: The request is at fault if the service refuses it; any other failure is the service's, as is a limit of its rate.
-_REFUSED = re.compile(r": HTTP 4(?!08|29)\d\d")
+_REFUSED = re.compile(r": HTTP (3\d\d|4(?!08|29)\d\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             "program": "" if replay.pid is None else program(replay.pid),
             "accepts": None if replay.pid is None or not replay.listening else beside is not None,
             "listening": {str(each): program(each) for each in replay.listening},
-            "beside": beside,
+            "beside": list(beside or ()),
             "metrics": None if replay.metrics is None else replay.metrics.partition("?")[0],
             "server": replay.server,
         },
@@ -270,5 +270,6 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
         why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
         kind = InputError if _REFUSED.search(why) else RunnerError
         why += "; name the method with --method" if "HTTP 405" in why else ""
+        why += "; give that address, redirects are not followed" if ": HTTP 3" in why else ""
         raise kind(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

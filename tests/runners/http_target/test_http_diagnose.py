@@ -68,6 +68,7 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
     assert np.array_equal(np.sum([rows[f"{stage}_ns"] for stage in stages], axis=0), rows["latency_ns"])
     assert (rows["dispatch_ns"] >= 0).all()
     assert found["service"]["process"]["pid"] == service.pid
+    assert [record.meta.http[name] for name in ("accepts", "beside")] == [True, []]
     again = tmp_path / "again"
     again.mkdir()
     assert diagnose(again, *words[:3], "--limit", "60")[0] == 0
@@ -75,6 +76,16 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "first_byte" in page
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_serve_is_no_evidence(tmp_path: Path, planted: Plant) -> None:
+    service, other = planted("dependency"), planted("steady")
+    traffic = write_traffic(tmp_path / "t.jsonl", 150, 0.025, payload={"x": 1})
+    _, found, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(other.pid))
+    assert record.meta.http["accepts"] is False and str(service.pid) in record.meta.http["listening"]
+    assert any("--pid is wrong" in note and f"{service.pid} (" in note for note in found["notes"])
+    assert largest(found) == "unexplained"
 
 
 @pytest.mark.slow

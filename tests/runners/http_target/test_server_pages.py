@@ -61,11 +61,16 @@ def test_values_of_a_request_are_part_of_its_url(tmp_path: Path, capsys: pytest.
     def post(handler: BaseHTTPRequestHandler) -> None:
         handler.send_error(405)
 
+    def put(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(307)
+        handler.send_header("Location", "/v2")
+        handler.end_headers()
+
     traffic = tmp_path / "t.jsonl"
     rows = ('{"arrival_s": 0.0, "user": "a/b ?ü", "k": 5}', '{"arrival_s": 0.1, "user": "x", "k": 7}')
     traffic.write_text("\n".join(rows), encoding="utf-8")
     with ExitStack() as stack:
-        url = _serve(stack, top, do_POST=post).replace("/metrics", "/users/{user}/top?k={k}&of=100%25")
+        url = _serve(stack, top, do_POST=post, do_PUT=put).replace("/metrics", "/users/{user}/top?k={k}&of=100%25")
         command = ["diagnose", url, "--traffic", str(traffic), "--metrics", "off"]
         assert main([*command, "--method", "GET", "--out", str(tmp_path / "run")]) == 0
         assert sorted(seen) == [
@@ -75,6 +80,8 @@ def test_values_of_a_request_are_part_of_its_url(tmp_path: Path, capsys: pytest.
         capsys.readouterr()
         assert main([*command, "--out", str(tmp_path / "post")]) == 2
         assert "HTTP 405" in (words := capsys.readouterr().err) and "name the method with --method" in words
+        assert main([*command, "--method", "PUT", "--out", str(tmp_path / "put")]) == 2
+        assert "HTTP 307 Temporary Redirect: to /v2; give that address" in capsys.readouterr().err
         command[1] = url.replace("{k}", "{size}")
         assert main([*command, "--out", str(tmp_path / "none")]) == 2
         assert "the URL: found {size}, which the traffic does not have" in capsys.readouterr().err
