@@ -147,7 +147,7 @@ def find_lock_waits(
     counts = [at_readings(samples, name, times) for name in sorted(series)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
     waiting = np.minimum(waiting + _behind(waiting, counts, there, present), present)
-    collected = process.collected.grown(times, np.append(times[1:], times[-1]))
+    collected = np.append(np.diff(process.collected.at(times)), 0.0)
     python = np.minimum(at_readings(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))

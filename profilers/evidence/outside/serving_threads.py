@@ -17,7 +17,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.intervals import Overlaps
-from latfix.profilers.evidence.outside.event_loop import requests_there, serves_in_loop, serves_in_loops, usual_loops
+from latfix.profilers.evidence.outside.event_loop import requests_there, serves_in_loops, usual_loops
 from latfix.profilers.evidence.outside.service_process import (
     EPOLL,
     THREAD,
@@ -37,6 +37,8 @@ _EARLIER = 3.0
 #: A thread serves requests if this share of its long computations, by time, does. It serves none if it otherwise
 #: computes about as much without any request there: at least this share, in such a part of the run.
 _MOSTLY, _EMPTY = 0.5, 0.1
+#: A thread is an event loop if the loop is away in this share of the readings in which it hardly does anything else.
+_IN_LOOP = 0.6
 #: Largest chance of what is called no chance.
 _UNLIKELY = 0.01
 
@@ -75,19 +77,20 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
         return replace(nothing_computed(len(at)), known=bool(names))
     loops = Counter.of(samples, EPOLL)
     there = requests_there(loops.at_ns, at, end)
-    parted = np.sort(answers) if serves_in_loop(loops, there) else np.zeros(0)
-    in_loop = loops.value[:-1] < usual_loops(loops, there)
-    away = cumulative(loops.at_ns, np.where(in_loop, np.diff(loops.at_ns), 0.0))
+    gone = cumulative(loops.at_ns, np.diff(loops.at_ns) * (loops.value[:-1] < usual_loops(loops, there)))
+    away = gone.grown(times[:-1], times[1:]) > _MOSTLY * process.step
     many = serves_in_loops(loops, there)  # of several loops, it is not known which one serves a request
     requests = _Requests(at, end, float(np.median(process.step)))
     late = _APART * float(np.median(process.step))
-    near = 2 * late * len(at) / max(float(end.max() - at.min()), 1.0)
+    by_chance = float(np.mean([requests.there(int(moment)) for moment in times[:-1][~away]] or [1.0]))
     work, long = process.typical_work, max(_TIMES * process.typical_work, _LEAST_NS)
     empty = process.there <= 0
     for name in names:
         ran = at_readings(samples, name, times)[1:]
         thread, of_thread, served = cumulative(times, ran), np.zeros(len(at)), 0.0
-        fresh: list[tuple[bool, float]] = []
+        fresh: list[bool] = []
+        busy = ran >= _MOSTLY * process.step
+        parted = np.sort(answers) if np.count_nonzero(away[busy]) > _IN_LOOP * np.count_nonzero(busy) else np.zeros(0)
         pending = _pieces(times, ran, parted)
         ran_in = thread.grown(*(np.array([edges[k] for edges in pending], np.int64) for k in (0, -1)))
         pending = [pending[k] for k in np.flatnonzero(ran_in >= long).tolist()]
@@ -101,19 +104,22 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
             usual = requests.answered(begin, until) * work
             if (spent - usual if len(parted) else spent) < long:
                 continue
-            owner, own, candidates = requests.served_by(thread, begin, until, spent)
+            owner, own = requests.served_by(thread, begin, until, spent)
             if owner < 0 and len(edges) > 2:  # two requests one after the other
                 cut = 2 * int(np.argmax(edges[2:-1:2] - edges[1:-2:2])) + 2
                 pending += [edges[:cut], edges[cut:]]
                 continue
             if float(thread.grown(edges[:1] - int(late), edges[:1])[0]) < late / 2:
-                fresh.append((candidates == 1, float(away.grown(edges[:1], edges[-1:])[0]) / (until - begin)))
+                # Little that it did long before does not count, such as the end of another request.
+                little = _APART_SHARE * spent
+                began = np.interp(thread.at(edges[:1])[0] + little, thread.value, thread.at_ns) - little
+                fresh.append(requests.there(int(began)))
             if owner >= 0:
                 served += spent
                 # In a loop, others may have been computed before all of them are answered.
                 of_thread[owner] += max(own - (usual if len(parted) else work), 0.0)
         is_long = beyond >= long
-        if _by_chance(fresh, near) or served < _MOSTLY * beyond[is_long].sum():
+        if (len(parted) and _by_chance(fresh, by_chance)) or served < _MOSTLY * beyond[is_long].sum():
             if float(ran[empty].sum()) >= _MOSTLY * float(ran.sum()) * np.mean(empty) and np.mean(empty) >= _EMPTY:
                 background.append(name)
         elif not many:
@@ -135,48 +141,47 @@ class _Requests:
 
     def __init__(self, at: Ints, end: Ints, step: float) -> None:
         self._at, self._end, self._step = at, end, step
-        self._ends, self._overlaps = np.sort(end), Overlaps(at, end)
+        self._begins, self._ends, self._overlaps = np.sort(at), np.sort(end), Overlaps(at, end)
         self._longest = float((end - at).max())
 
     def answered(self, begin: int, until: int) -> int:
         """How many were answered in a time, or right after it."""
         return int(np.diff(np.searchsorted(self._ends, [begin, until + _APART * self._step], side="right"))[0])
 
-    def served_by(self, thread: Counter, begin: int, until: int, spent: float) -> tuple[int, float, int]:
-        """The request for which a thread computes, -1 if there is none, and what it computes while that is there.
+    def there(self, moment: int) -> bool:
+        """True if a request was there at a time, or right after it."""
+        begun = np.searchsorted(self._begins, moment + _APART * self._step)
+        return bool(begun > np.searchsorted(self._ends, moment))
 
-        And how many requests came just when it began.
-        """
+    def served_by(self, thread: Counter, begin: int, until: int, spent: float) -> tuple[int, float]:
+        """The request for which a thread computes, -1 if there is none, and what it computes while that is there."""
         late = _APART * self._step
         apart = max(late, _APART_SHARE * (until - begin))
         if until - begin > self._longest + 2 * apart:
-            return -1, 0.0, 0
+            return -1, 0.0
         near = self._overlaps.near(begin, until)
         at, end = self._at[near], self._end[near]
         during = thread.grown(np.maximum(at, begin), np.minimum(end, until + self._step))
         fits = ((at >= begin - apart) | (end <= until + apart)) & (during >= (1 - _APART_SHARE) * spent)
         fits &= thread.at(at) <= thread.at(np.array([begin])) + late  # it computed for another before
         if not fits.any():
-            return -1, 0.0, 0
+            return -1, 0.0
         by = np.abs(end - until) + _EARLIER * np.maximum(at - begin, 0)
         best = int(np.argmin(np.where(fits, by, np.inf)))
-        return int(near[best]), float(during[best]), int(np.count_nonzero(fits & (np.abs(at - begin) <= late)))
+        return int(near[best]), float(during[best])
 
 
-def _by_chance(fresh: Sequence[tuple[bool, float]], near: float) -> bool:
-    """True if a thread computes in an event loop, and it is not sure that it does so for requests.
+def _by_chance(fresh: Sequence[bool], chance: float) -> bool:
+    """True if it is not sure that an event loop computes for requests.
 
     When it is back, a loop answers all that wait, so no end shows if it computed for one of them or for none, as a
-    timer does. If it computes for requests, one comes right before it begins in more cases than by chance.
+    timer does. If it computes for requests, one is there when it begins in more cases than by chance.
 
-    :param fresh: of its computations after a pause, if a single request came then, and the share of time in the loop.
-    :param near: mean number of requests that come so close to any time.
+    :param fresh: of its computations after a pause, if a request was there then.
+    :param chance: how often a request is there while the loop waits for events.
     """
-    if not fresh or np.mean([in_loop for _, in_loop in fresh]) < _MOSTLY:
-        return False
-    rate = min(near, 1.0)  # of fewer, those that were answered before it began do not count
-    of, single, chance = len(fresh), sum(one for one, _ in fresh), rate * math.exp(-rate)
-    at_least = sum(math.comb(of, k) * chance**k * (1 - chance) ** (of - k) for k in range(single, of + 1))
+    of, met = len(fresh), sum(fresh)
+    at_least = sum(math.comb(of, k) * chance**k * (1 - chance) ** (of - k) for k in range(met, of + 1))
     return at_least > _UNLIKELY
 
 

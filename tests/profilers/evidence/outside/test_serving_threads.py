@@ -174,12 +174,26 @@ def test_a_request_that_comes_while_the_loop_computes_for_none_is_not_charged() 
     assert not find_serving_threads(loop, at, end, end).computed.any()
 
 
-@pytest.mark.parametrize("rate", [15.0, 60.0, 150.0])
-def test_a_timer_that_computes_in_a_loop_is_charged_to_no_request(rate: float) -> None:
-    """Every second or so it computes for 150 ms; requests that come meanwhile are answered right after it."""
+def test_in_an_event_loop_a_request_that_waits_before_it_computes_is_charged_too() -> None:
+    """Each waits 20 ms for a dependency, so that its work begins long after it came."""
+    at = arrivals(15.0, n=N)
+    ready = at + 20 * MS
+    work = np.where(SOME, LONG, 0) + USUAL
+    end = served(ready, work, 1)
+    loop = read(0 * at, end - work, end, int(end.max()), epoll=lambda times: 1 - present(times, end - work, end))
+    assert np.array_equal(find_serving_threads(loop, at, end, end).computed > 0, SOME)
+
+
+@pytest.mark.parametrize(("rate", "waits"), [(15.0, 0), (40.0, 20 * MS), (60.0, 4 * MS), (60.0, 0), (150.0, 0)])
+def test_a_timer_that_computes_in_a_loop_is_charged_to_no_request(rate: float, waits: int) -> None:
+    """Every second or so it computes for 150 ms; requests that come meanwhile are answered right after it.
+
+    Others may have been answered right before it, some of which wait before they compute.
+    """
     at = arrivals(rate, n=N)
     timer = np.cumsum(np.random.default_rng(3).integers(600 * MS, 1_100 * MS, int(at[-1]) // (850 * MS)))
-    both, work = np.concatenate([at, timer]), np.concatenate([np.full(N, MS), np.full(len(timer), 150 * MS)])
+    both = np.concatenate([at + waits, timer])
+    work = np.repeat([2 * MS if waits else MS, 150 * MS], [N, len(timer)])
     order = np.argsort(both, kind="stable")
     end = np.empty(len(both), np.int64)
     end[order] = served(both[order], work[order], 1)
