@@ -23,15 +23,13 @@ from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.lock_waits import call_in
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence, serves
-from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, Counter, cumulative
+from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, SURE, Counter, cumulative
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 
 #: Least wait to look for a throttled neighbor, and the share of these waits that throttling must cover.
 _LONG_NS, _MOSTLY = 2_000_000, 0.5
-#: Standard errors from which a correlation with the number of requests there is certain.
-_SURE = 3.5
 #: Threads sleep for this share of the waits or more.
 _SLEPT = 0.6
 #: Long waits, as a share of the 99th percentile. They are for each other with such a correlation at least, if no
@@ -142,7 +140,7 @@ def _each_other(evidence: Evidence, waited: Ints) -> str:
         return ""
     met = np.searchsorted(np.sort(at), at) - np.searchsorted(np.sort(end), at, side="right")
     related = _correlation(waited[chosen], met[chosen])
-    if related * math.sqrt(np.count_nonzero(chosen)) <= _SURE:
+    if related * math.sqrt(np.count_nonzero(chosen)) <= SURE:
         return ""
     if streamed:
         return (

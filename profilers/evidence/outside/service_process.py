@@ -27,7 +27,7 @@ _SINGLE, _LIMITED = 1.2, 0.7
 #: Least share of that time in which such a process is busy.
 _BUSY = 0.9
 #: Standard errors from which a correlation is certain.
-_SURE = 3.5
+SURE = 3.5
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 #: Time for which a signal or a tracer stopped the process; omitted while zero.
@@ -226,7 +226,7 @@ class ServiceProcess:
         if not len(seen) or self.ran.sum() > _BUSY * self.step.sum():
             return True
         varied = np.ptp(seen) and np.ptp(self.ran)
-        return bool(varied and np.corrcoef(seen, self.ran)[0, 1] * math.sqrt(len(seen)) > _SURE)
+        return bool(varied and np.corrcoef(seen, self.ran)[0, 1] * math.sqrt(len(seen)) > SURE)
 
     @cached_property
     def delay_of_each(self) -> Counter:
