@@ -78,11 +78,11 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     loops = Counter.of(samples, EPOLL)
     there = requests_there(loops.at_ns, at, end)
     gone = cumulative(loops.at_ns, np.diff(loops.at_ns) * (loops.value[:-1] < usual_loops(loops, there)))
-    away = gone.grown(times[:-1], times[1:]) > _MOSTLY * process.step
+    away = np.diff(gone.at(times)) > _MOSTLY * process.step
     many = serves_in_loops(loops, there)  # of several loops, it is not known which one serves a request
     requests = _Requests(at, end, float(np.median(process.step)))
     late = _APART * float(np.median(process.step))
-    by_chance = float(np.mean([requests.there(int(moment)) for moment in times[:-1][~away]] or [1.0]))
+    by_chance = float(np.mean([requests.there(int(moment)) for moment in times[:-1][~away]] or [True]))
     work, long = process.typical_work, max(_TIMES * process.typical_work, _LEAST_NS)
     empty = process.there <= 0
     for name in names:
