@@ -104,7 +104,8 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     lines += _slowest(found, finite(value))
     lines += _capacity(found, key)
     for number, each in enumerate(found.advice[:_REASONS]):
-        words = f"{each.server}: {each.change} (against {each.cause}; {each.server} recognized by {each.told_by})"
+        recognized = f"; {each.server} recognized by {each.told_by}" if each.told_by else ""
+        words = f"{each.server}: {each.change} (against {each.cause}{recognized})"
         lines.append(Line(label="" if number else "try", words=words))
     lines += _gates(gate_rows(found.gates), _passing_gate(key, finite(value), bounds))
     if closing := closing_advice(found):

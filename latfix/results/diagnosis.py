@@ -404,7 +404,8 @@ class StreamFigures(Document):
 class Advice(Document):
     """What to change in the settings of a server that latfix does not run.
 
-    :param server: the server with these settings; ``told_by`` how it was identified.
+    :param server: the server with these settings; ``told_by`` how it was identified; empty for a program
+        that goes by its own name.
     :param cause: what they treat: a named cause, or a metric of the server's own; ``evidence`` for it.
     """
 

@@ -204,7 +204,8 @@ def with_advice(result: Diagnosis, header: str = "", program: str = "") -> Diagn
     server, told_by = _server(metrics, header, str(read.get("format", "")))
     if not server and program:
         known_as = (name for prefix, name in _PROGRAMS.items() if program.startswith(prefix))
-        server, told_by = next(known_as, program), f"its program {program}"
+        server = next(known_as, program)
+        told_by = "" if server == program else f"its program {program}"
     if not server:
         return result
     causes = [cause for cause in result.causes if cause.named and cause.cause != UNEXPLAINED]

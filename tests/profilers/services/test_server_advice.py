@@ -64,10 +64,12 @@ def test_a_service_s_program_tells_what_its_settings_are(program: str, server: s
     assert (advice.server, advice.told_by) == (server, f"its program {program}") and words in advice.change
 
 
-@pytest.mark.parametrize("program", ["node", "java", "envoy"])
+@pytest.mark.parametrize("program", ["node", "java", "envoy", "ranker"])
 def test_other_languages_get_no_advice_on_python(program: str) -> None:
     causes = [_cause(cause) for cause in _SETTINGS if cause not in _OF_LOGS]
-    changes = [advice.change for advice in with_advice(_found(*causes), program=program).advice]
+    found = with_advice(_found(*causes), program=program).advice
+    assert {bool(advice.told_by) for advice in found} == {program != "ranker"}
+    changes = [advice.change for advice in found]
     assert len(changes) >= 8
     of_python = ("gc.", "OMP_", "torch", "py-spy", "latfix")
     assert not [change for change in changes if any(word in change for word in of_python)]
