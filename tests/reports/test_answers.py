@@ -20,7 +20,7 @@ from latfix.reports.comparison_rows import comparison_change
 from latfix.reports.side_effects import side_effect_words
 from latfix.reports.vocabulary import Severity
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_records
-from latfix.results.diagnosis import Source
+from latfix.results.diagnosis import Advice, Source
 from latfix.results.optimization import BaselineVerdict, Optimization
 from latfix.statistics.decision import RatioEstimate
 from tests.reports.conftest import Session
@@ -155,6 +155,18 @@ def test_what_is_known_of_unexplained_time_behind_an_address_is_shown(ordinary: 
     slept = replace(rest, evidence="No probe accounts for it: 9 ms is its own; 8 waits are one sleep of 30.0 ms.")
     answer = diagnosis_answer(replace(replayed, causes=(slept,)))
     assert words(answer, "unexplained") == "80 % of the tail's excess: 8 waits are one sleep of 30.0 ms"
+
+
+@pytest.mark.parametrize(
+    ("told_by", "end"),
+    [("its program java", "(against python.gc; Java recognized by its program java)"), ("", "(against python.gc)")],
+)
+def test_advice_says_how_the_server_was_recognized_unless_it_goes_by_its_own_name(
+    told_by: str, end: str, ordinary: Session
+) -> None:
+    advice = Advice(server="Java", told_by=told_by, cause="python.gc", change="-XX:+UseZGC", evidence="")
+    answer = diagnosis_answer(replace(ordinary[1], advice=(advice,)))
+    assert words(answer, "try") == f"Java: -XX:+UseZGC {end}"
 
 
 def test_a_run_compared_with_itself_is_called_that(ordinary: Session) -> None:
