@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from latfix.arrays import Ints
+from latfix.arrays import Bools, Ints
 from latfix.formatting import percent
 from latfix.profilers.causes.cause import (
     Cause,
@@ -138,7 +138,7 @@ def _each_other(evidence: Evidence, waited: Ints) -> str:
         chosen = ok & (waited > max(_LONG_NS, _TENTH * float(np.quantile(waited[ok], 0.99))))
     if not waited[chosen].any():
         return ""
-    met = np.searchsorted(np.sort(at), at) - np.searchsorted(np.sort(end), at, side="right")
+    met = _met(at, end)
     related = _correlation(waited[chosen], met[chosen])
     if related * math.sqrt(np.count_nonzero(chosen)) <= SURE:
         return ""
@@ -155,6 +155,23 @@ def _each_other(evidence: Evidence, waited: Ints) -> str:
     return (
         "requests that waited meanwhile ended in their order of arrival, and waited for longer the more others were "
         "there: for a place in a pool (connections, threads), or for what serves one after the other"
+    )
+
+
+def _met(at: Ints, end: Ints) -> Ints:
+    """``(n,)`` how many others were there when each request came."""
+    return np.searchsorted(np.sort(at), at) - np.searchsorted(np.sort(end), at, side="right")
+
+
+def _hardly_alone(evidence: Evidence, long: Bools) -> str:
+    """A clause if requests that waited long came while no other was there far less often than the rest did."""
+    alone, rest = _met(*presence(evidence.rows)) == 0, evidence.ok & ~long
+    many, share = np.count_nonzero(long), float(np.mean(alone[rest])) if rest.any() else 0.0
+    if np.count_nonzero(alone & long) >= many * share - SURE * math.sqrt(many * share * (1 - share)):
+        return ""
+    return (
+        f", or for each other: {percent(float(np.mean(alone[long])))} of these requests came while no other was "
+        f"there, of the rest {percent(share)}, as if they needed a place in a pool (connections, threads) or a lock"
     )
 
 
@@ -187,6 +204,7 @@ def _waited_in(evidence: Evidence) -> str:
     if call := call_in(evidence.samples, polls, Intervals.merged(at[long], (end - at)[long])):
         return f"waited, its event loop's thread mostly in the system call {call}"
     elsewhere = "waited for something outside, or slept (a pause before a retry, a timer)"
+    elsewhere += _hardly_alone(evidence, long)
     if not (sleeping.known and long.any()):
         return elsewhere
     count = np.zeros(len(polls))

@@ -58,3 +58,16 @@ def test_waits_in_a_proxy_s_queues_are_no_dependency() -> None:
         end[one] = served(at[one], took[one], 1)
     assert dependency(behind(at, end, works=True, accepts=None)) > 50
     assert dependency(behind(at, end, works=True)) == 0
+
+
+@pytest.mark.parametrize("pool", [True, False])
+def test_waits_of_requests_that_hardly_ever_come_alone_may_be_for_a_place_in_a_pool(pool: bool) -> None:
+    """Two processes with two connections each to something that takes 30 ms; or one request in ten waits alone."""
+    rng, at = np.random.default_rng(5), arrivals(40.0)
+    end = at + 30 * MS + np.where(rng.random(N) < 0.1, 30 * MS, 0)
+    picked = rng.random(N) < 0.5
+    for one in (picked, ~picked) if pool else ():
+        end[one] = served(at[one], np.full(np.count_nonzero(one), 30 * MS), 2)
+    found = diagnose(recorded(at, end, samples=watched(end, works=True)), bootstrap=50)
+    (cause,) = (cause for cause in found.causes if cause.cause == "external.dependency")
+    assert cause.tail_ms > 15 and ("place in a pool" in cause.evidence) == pool
