@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import Overlaps
 from latfix.profilers.evidence.outside.event_loop import requests_there, serves_in_loops, usual_loops
 from latfix.profilers.evidence.outside.service_process import (
@@ -82,7 +82,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     many = serves_in_loops(loops, there)  # of several loops, it is not known which one serves a request
     requests = _Requests(at, end, float(np.median(process.step)))
     late = _APART * float(np.median(process.step))
-    by_chance = float(np.mean([requests.there(int(moment)) for moment in times[:-1][~away]] or [True]))
+    by_chance = 1.0 if away.all() else float(np.mean(requests.there(times[:-1][~away])))
     work, long = process.typical_work, max(_TIMES * process.typical_work, _LEAST_NS)
     empty = process.there <= 0
     for name in names:
@@ -113,7 +113,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
                 # Little that it did long before does not count, such as the end of another request.
                 little = _APART_SHARE * spent
                 began = np.interp(thread.at(edges[:1])[0] + little, thread.value, thread.at_ns) - little
-                fresh.append(requests.there(int(began)))
+                fresh.append(bool(requests.there(np.array([began])).all()))
             if owner >= 0:
                 served += spent
                 # In a loop, others may have been computed before all of them are answered.
@@ -148,10 +148,10 @@ class _Requests:
         """How many were answered in a time, or right after it."""
         return int(np.diff(np.searchsorted(self._ends, [begin, until + _APART * self._step], side="right"))[0])
 
-    def there(self, moment: int) -> bool:
-        """True if a request was there at a time, or right after it."""
-        begun = np.searchsorted(self._begins, moment + _APART * self._step)
-        return bool(begun > np.searchsorted(self._ends, moment))
+    def there(self, moments: Floats) -> Bools:
+        """``(k,)`` True if a request was there at a time, or right after it."""
+        begun = np.searchsorted(self._begins, moments + _APART * self._step)
+        return np.asarray(begun > np.searchsorted(self._ends, moments))
 
     def served_by(self, thread: Counter, begin: int, until: int, spent: float) -> tuple[int, float]:
         """The request for which a thread computes, -1 if there is none, and what it computes while that is there."""
