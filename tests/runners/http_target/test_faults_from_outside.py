@@ -35,11 +35,11 @@ def evenly(rng: np.random.Generator, rate: float, seconds: float) -> np.ndarray:
 
 
 def steady(folder: Path) -> Path:
-    return write_arrivals(folder / "t.jsonl", evenly(np.random.default_rng(4), 40, 10), payload={"x": 1})
+    return write_arrivals(folder / "t.jsonl", evenly(np.random.default_rng(4), 40, 6), payload={"x": 1})
 
 
 def busy(folder: Path) -> Path:
-    return write_arrivals(folder / "t.jsonl", evenly(np.random.default_rng(4), 150, 8), payload={"x": 1})
+    return write_arrivals(folder / "t.jsonl", evenly(np.random.default_rng(4), 150, 5), payload={"x": 1})
 
 
 def bursts(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def sizes(folder: Path) -> Path:
     tokens = rng.integers(1, 400, 400)
     return write_arrivals(
         folder / "t.jsonl",
-        evenly(rng, 40, 10),
+        evenly(rng, 40, 6),
         payload=lambda k: {"tokens": int(tokens[k])},
         tokens=lambda k: int(tokens[k]),
     )
@@ -61,7 +61,7 @@ def sizes(folder: Path) -> Path:
 def prompts(folder: Path) -> Path:
     return write_arrivals(
         folder / "t.jsonl",
-        evenly(np.random.default_rng(4), 12, 25),
+        evenly(np.random.default_rng(4), 12, 12),
         input_tokens=lambda k: 600 if k % 12 == 5 else 10,
         output_tokens=25,
     )

@@ -56,7 +56,7 @@ def diagnose(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], RunRecor
 @pytest.mark.slow
 def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: Path, planted: Plant) -> None:
     service = planted("dependency")
-    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={"x": 1})
+    traffic = write_traffic(tmp_path / "t.jsonl", 200, 0.02, payload={"x": 1})
     words = (service.at(), "--traffic", str(traffic), "--slowest", "2")
     code, found, record = diagnose(tmp_path, *words, "--pid", str(service.pid))
     assert code == 0
@@ -207,7 +207,7 @@ def test_an_address_without_tls(
 @pytest.mark.parametrize(("fault", "cause"), [("lock", "service.lock"), ("interpreter", "python.gil")])
 def test_waits_between_threads_are_seen_from_outside(tmp_path: Path, planted: Plant, fault: str, cause: str) -> None:
     service = planted(fault)
-    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.03, payload={})
+    traffic = write_traffic(tmp_path / "t.jsonl", 200, 0.025, payload={})
     _, found, _ = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(service.pid))
     causes = {name: each for name, each in causes_of(found).items() if name not in OF_A_CROWD}
     if fault == "interpreter":  # who holds its lock computes for as long as others wait
@@ -239,7 +239,7 @@ def test_kserve_tensors_follow_the_metadata(
 @pytest.mark.slow
 def test_what_the_services_metrics_report_is_in_the_ledger(tmp_path: Path, planted: Plant) -> None:
     service = planted("reporting_queue")
-    traffic = write_traffic(tmp_path / "t.jsonl", 400, 0.02, output_tokens=3)
+    traffic = write_traffic(tmp_path / "t.jsonl", 260, 0.02, output_tokens=3)
     code, found, _ = diagnose(tmp_path, service.at("/v1/chat/completions"), "--traffic", str(traffic))
     assert code == 0
     assert largest(found) == "service.queue"
@@ -267,7 +267,7 @@ def test_the_services_log_is_joined_by_request(
     log = tmp_path / "server.jsonl"
     log.write_text('{"ts": 1, "request_id": "r0", "status": 200, "queue_ms": 0, "db_ms": 1, "duration_ms": 1}\n')
     service = planted("logging_requests", str(log))
-    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={})
+    traffic = write_traffic(tmp_path / "t.jsonl", 200, 0.02, payload={})
     words = (service.at(), "--traffic", str(traffic), "--percentile", "95")
     joining = ("--server-log", str(log), "--server-map", "db_ms=db_ms")
     code, found, record = diagnose(tmp_path, *words, *joining)
@@ -301,7 +301,7 @@ def test_the_services_log_is_joined_by_request(
 def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Plant) -> None:
     """Also by a service whose clock is a day behind."""
     service = planted("dependency")
-    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={})
+    traffic = write_traffic(tmp_path / "t.jsonl", 200, 0.02, payload={})
     _, alone, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic))
     assert "external.dependency" not in causes_of(alone)  # nothing shows it
     for name, offset_s in (("now", 0), ("yesterday", -86_400)):
