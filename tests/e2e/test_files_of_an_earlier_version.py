@@ -1,4 +1,4 @@
-"""Runs and a plan that 76857f2 wrote are read: reported, diagnosed, compared, and searched from.
+"""Runs and a plan that 76857f2 wrote are read: reported, diagnosed and compared.
 
 ``written_at_76857f2`` holds a workload, ``latfix optimize workload --budget 60s --fix batch.window --fix gc.freeze
 --seed 1`` of it at that commit, and the two runs of its final replay, without pages and the search's own records.
@@ -15,6 +15,8 @@ import pytest
 
 import latfix
 from latfix.config.plan import read_plan
+from latfix.config.workload_toml import load_spec
+from latfix.traffic.io.reader import read_traffic
 from tests.conftest import cli, succeeded
 
 WRITTEN = Path(__file__).parent / "written_at_76857f2"
@@ -62,19 +64,7 @@ def test_an_optimization_is_reported(written: Path) -> None:
     assert "batch.window" in out and "53 times faster" in out
 
 
-def test_a_plan_is_read(written: Path) -> None:
-    plan = read_plan(written / "opt" / "plan.toml")
+def test_a_plan_and_its_workload_are_read(written: Path) -> None:
+    plan, spec = read_plan(written / "opt" / "plan.toml"), load_spec(str(written / "workload"))
     assert [fix.id for fix in plan.fixes] == ["batch.window"] and plan.settings() == {"batch_window_ms": 0.0}
-
-
-@pytest.mark.slow
-def test_a_search_starts_from_a_plan(written: Path, tmp_path: Path) -> None:
-    """No fix is left that applies, so that it ends after the baseline."""
-    file, plan = tmp_path / "optimization.json", written / "opt" / "plan.toml"
-    options = ("--fix", "gc.freeze", "--budget", "20s", "--out", tmp_path / "out", "--json", file)
-    succeeded(cli("optimize", written / "workload", "--plan", plan, *options))
-    document = json.loads(file.read_text())
-    assert document["before"]["requests"]["ok"] == 40
-    baseline = json.loads((tmp_path / "out" / "baseline" / "run.json").read_text())
-    assert baseline["settings"]["batch_window_ms"] == 0.0
-    assert 'id = "batch.window"' in (tmp_path / "out" / document["plan"]).read_text()
+    assert spec.name == plan.workload and len(read_traffic(spec.traffic)) == 40
