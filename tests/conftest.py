@@ -40,6 +40,7 @@ _DRAWN = (
     f"{_PAGES}every_optimization",
     *(f"{_PAGES}every_pair_of_sessions_makes_a_whole_comparison[{name}]" for name in _ODD[:3]),
     f"{_PAGES}the_page_and_its_chart",
+    f"{_PAGES}the_effect_of_each_fix",
     "tests/reports/html/test_every_page.py::",
     "tests/reports/test_sweep_reports.py::test_awkward",
     "tests/cli/test_hostile_records.py::test_any",
@@ -101,7 +102,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def charts_as_titles() -> Iterator[None]:
     """A chart is its title alone, but in the tests of :data:`_DRAWN`."""
-    from latfix.reports.charts import inline_svg, run_charts, sweep_charts
+    from latfix.reports.charts import change_charts, inline_svg, run_charts, sweep_charts
 
     def draw(name: str, label: str, *drawing: Any, **layout: Any) -> Markup:
         if os.environ.get("PYTEST_CURRENT_TEST", "").startswith(_DRAWN):
@@ -110,7 +111,7 @@ def charts_as_titles() -> Iterator[None]:
         return Markup('<svg viewBox="0 0 1 1" role="img" aria-labelledby="{}-title">{}</svg>').format(name, title)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (run_charts, sweep_charts):
+        for module in (change_charts, run_charts, sweep_charts):
             patch.setattr(module, "draw", draw)
         yield
 

@@ -259,7 +259,7 @@ def test_a_slow_dependency_is_named_by_its_declared_name(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_collections_are_named(tmp_path: Path) -> None:
-    kept = [[k] for k in range(400_000)]
+    kept = [[k] for k in range(200_000)]
 
     @latfix.record(tmp_path)
     def handle(k: int) -> None:
