@@ -51,6 +51,7 @@ test-shared: setup $(FIRST)
 
 # Compiles what the tests import, once: in a fresh clone each process that runs tests does it, at the same time.
 compiled: setup
+	$(BIN)/python -c 'import $(COMPILED)'
 	$(PYTEST) --collect-only | tail -1
 
 test-alone: setup
