@@ -84,15 +84,6 @@ def milliseconds(value: object) -> str:
     return _with_unit(in_unit(value, unit) if isinstance(value, int | float) and unit > 1 else value, name)
 
 
-def uncertain_milliseconds(value: object, bounds: object) -> str:
-    """As :func:`milliseconds`, rounded as by :func:`uncertain`."""
-    number, pair = finite(value), interval_bounds(bounds)
-    if number is None:
-        return NONE
-    unit, name = _unit_of(number)
-    return f"{uncertain(number / unit, None if pair is None else [end / unit for end in pair])}{name}"
-
-
 def _unit_of(ms: float | None) -> tuple[float, str]:
     """The unit in which a duration reads best, in milliseconds, and its name."""
     units = ((60_000, " min"), (1000, " s"))

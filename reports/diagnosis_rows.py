@@ -20,7 +20,6 @@ from latfix.formatting import (
     share,
     significant,
     tail_words,
-    uncertain_milliseconds,
     visible,
 )
 from latfix.reports.vocabulary import cause_words
@@ -125,12 +124,11 @@ def excess_words(diagnosis: Diagnosis) -> str:
     if diagnosis.is_single:
         taken = milliseconds(diagnosis.excess_ms)
         return f"The recording's only {unit} takes {taken}; there is no other to compare it with"
-    mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
-    bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
-    taken, excess = (uncertain_milliseconds(ms, bounds) for ms in (mean, diagnosis.excess_ms))
+    taken = milliseconds(_number(diagnosis.excess_ms) + _number(diagnosis.reference_ms))
     return (
-        f"The {tail_words(diagnosis.percentile)} of {unit}s take {taken} on average: {excess} (the excess) more than "
-        f"a quiet {unit}, which nothing delays ({milliseconds(diagnosis.reference_ms)})"
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {taken} on average: "
+        f"{milliseconds(diagnosis.excess_ms)} (the excess) more than a quiet {unit}, which nothing delays "
+        f"({milliseconds(diagnosis.reference_ms)})"
     )
 
 

@@ -208,7 +208,9 @@ def front_rows(found: Optimization) -> list[FrontRow]:
 def _candidates(found: Optimization) -> Iterator[FrontRow]:
     """Each was compared with the configuration kept before it, so the ratios of those are multiplied in."""
     shown = [each for each in found.candidates if each.fixes]
-    tested = [each.fixes == found.proved if found.proved else each.status == "kept" for each in shown]
+    idle = {step.fix for step in found.steps if step.status == "not_effective"}
+    effective = tuple(fix for fix in found.proved if fix not in idle)
+    tested = [each.fixes in (found.proved, effective) if found.proved else each.status == "kept" for each in shown]
     last = max((place for place, each in enumerate(tested) if each), default=None)
     kept = 1.0
     for place, each in enumerate(shown):

@@ -100,12 +100,6 @@ def test_long_durations_are_in_seconds_or_minutes(value: float | None, text: str
     assert figures.milliseconds(value) == text
 
 
-def test_an_uncertain_long_duration_has_the_digits_of_its_unit() -> None:
-    assert figures.uncertain_milliseconds(33_202.4, (147.2, 148.1)) == "33.2 s"
-    assert figures.uncertain_milliseconds(953.0, (572.0, 1_910.0)) == "950 ms"
-    assert figures.uncertain_milliseconds(953.4, None) == "953 ms"
-
-
 def test_a_point_in_time_has_milliseconds_however_late_it_is() -> None:
     texts = ["0.000", "116.234", "86,400.000", "–", "–"]
     assert [figures.moment(at) for at in (0.0, 116_234.4, 86_399_999.6, math.nan, None)] == texts

@@ -24,7 +24,6 @@ from latfix.formatting import (
     share,
     significant,
     tail_words,
-    uncertain,
     uncertain_bounds,
     visible,
 )
@@ -287,8 +286,7 @@ def latency_cards(diagnosis: Diagnosis) -> list[Card]:
     if finite(diagnosis.excess_ms) is None:
         return cards
     above = f"above {milliseconds(diagnosis.reference_ms)}"
-    excess = uncertain(diagnosis.excess_ms, bounds.get(focus_key(diagnosis)))
-    return [*cards, ("excess of the tail", excess + ("" if excess == NONE else " ms"), above)]
+    return [*cards, ("excess of the tail", milliseconds(diagnosis.excess_ms), above)]
 
 
 def _run_cards(diagnosis: Diagnosis) -> list[Card]:

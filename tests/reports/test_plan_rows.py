@@ -70,6 +70,17 @@ def test_the_plan_is_compared_with_others_by_the_replays_of_the_search(improved:
     assert plan.best and plan.label == "batch.size (the plan)" and other.label == "batch.window"
 
 
+def test_the_plan_without_what_took_no_effect_has_the_final_ratio(improved: Optimization) -> None:
+    """The final replay tested both fixes; it showed that one of them does nothing, so that the plan has the other."""
+    kept, idle = (
+        replace(improved.steps[0], fix=fix, status=status) for fix, status in (("a", "kept"), ("b", "not_effective"))
+    )
+    plan = Candidate(fixes=("a",), settings={}, status="kept", predicted={})
+    found = replace(improved, rounds=2, steps=(kept, idle), candidates=(plan,), proved=("a", "b"))
+    row, _ = front_rows(found)
+    assert row.label == "a (the plan)" and row.ratio.value == improved.ratio["p99"].value
+
+
 def test_the_final_ratio_belongs_to_what_was_tested(improved: Optimization) -> None:
     """An earlier configuration, which the refuted one had surpassed, has only the replays of the search."""
     ratio = {"p99": RatioEstimate(value=0.2, lo=0.1, hi=0.3)}
