@@ -375,9 +375,12 @@ class Search:
         """Predicted gain over the current best, as a logarithm.
 
         The current best was measured in the windows, where requests are slow and gains are large: so the prediction
-        is for the windows, too.
+        is for the windows, too. It is compared with what is measured there, and with what is predicted by now: if
+        that is less than was measured, the same may be true of the other.
         """
-        return self.best_score - planner.score(configuration, self.bench.window_bounds)
+        known = self.best.choices and planner.knows(self.best)
+        now = planner.score(self.best, self.bench.window_bounds) if known else self.best_score
+        return max(self.best_score, now) - planner.score(configuration, self.bench.window_bounds)
 
     def _replay_predicted(self, planner: Planner) -> None:
         """Replay the best predicted configurations while they promise more than the current best."""

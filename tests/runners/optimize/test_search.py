@@ -181,6 +181,13 @@ def test_a_way_that_was_replayed_is_not_left_out_for_one_that_was_not(search: An
     assert kept == set(outcome.trials[0].configuration.fixes)
 
 
+def test_what_is_predicted_to_be_faster_after_a_replay_is_replayed_too(search: Any, world: Any) -> None:
+    """The replay measured more than is now predicted for what it replayed, as it may for the way without the split."""
+    world.shares, world.shown = {2: 0.8}, {"FAST": 1.6}
+    outcome = search(model(world, "FAST", 0.5), workers(world, 2))
+    assert [set(trial.configuration.fixes) for trial in outcome.trials] == [{"a.FAST", "a.WORKERS"}, {"a.FAST"}]
+
+
 def test_a_fix_that_changes_answers_is_not_left_out_unscored(search: Any, world: Any) -> None:
     world.paces, world.shown, world.limits = {"NEEDLESS": 0.9}, {"NEEDLESS": 1.4}, {8: 0.5}
     outcome = search(world.fix("NEEDLESS", 1.26, compute=0.9, changes_outputs=True), limits(world, 8), trials=1)
