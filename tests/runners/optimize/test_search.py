@@ -182,7 +182,7 @@ def test_a_way_that_was_replayed_is_not_left_out_for_one_that_was_not(search: An
 
 
 def test_what_is_predicted_to_be_faster_after_a_replay_is_replayed_too(search: Any, world: Any) -> None:
-    """The replay measured more than is now predicted for what it replayed, as it may for the way without the split."""
+    """The replay measured more than is now predicted for it, which may be so of the way without the split, too."""
     world.shares, world.shown = {2: 0.8}, {"FAST": 1.6}
     outcome = search(model(world, "FAST", 0.5), workers(world, 2))
     assert [set(trial.configuration.fixes) for trial in outcome.trials] == [{"a.FAST", "a.WORKERS"}, {"a.FAST"}]
