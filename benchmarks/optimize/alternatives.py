@@ -25,7 +25,7 @@ from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.errors import LatfixError
 from latfix.results.comparison import Trial
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.optimize.screening_decision import compare_windows
+from latfix.runners.optimize.screening_decision import compare_windows, joined
 from latfix.runners.optimize.screening_windows import screening_windows
 from latfix.runners.replay.arm import Arm
 from latfix.runners.replay.run_session import new_folder
@@ -160,7 +160,7 @@ def screened(
             continue
         finally:
             arm.close()
-        compared = compare_windows(pairs, 0)
+        compared = compare_windows(*joined(pairs), 0)
         results[name] = {key: compared.ratio[key].to_json() for key in _KEYS}
         ratios = ", ".join(_ratio_text(key, compared.ratio[key]) for key in ("mean", "p99"))
         print(f"{name:<44} {ratios}", flush=True)
