@@ -688,7 +688,8 @@ class Search:
         begins = [begin for begin, _ in self.bench.window_bounds] or [0.0]
         if pairs and self._foretells(planner, configuration):
             for k, each in enumerate((self.best, configuration)):
-                planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
+                # A journal of another version may have other windows.
+                planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=False)])
 
     def _verify(self, configuration: Configuration, applied: Applied) -> tuple[dict[str, str], dict[str, str]]:
         """Evidence by fix: of the fixes that took effect, and of those that did not."""
