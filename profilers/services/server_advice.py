@@ -31,8 +31,14 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     ),
 }
 #: How names of programs begin that run services, or are in front of them.
-_PROGRAMS: Mapping[str, str] = {"node": "Node", "java": "Java", "python": "Python",
-                                "nginx": "nginx", "haproxy": "HAProxy", "envoy": "Envoy"}  # fmt: skip
+_PROGRAMS: Mapping[str, str] = {
+    "node": "Node",
+    "java": "Java",
+    "python": "Python",
+    "nginx": "nginx",
+    "haproxy": "HAProxy",
+    "envoy": "Envoy",
+}
 #: Servers of the user's own Python code.
 _OWN_PYTHON = ("Ray Serve", "LitServe", "mosec", "uvicorn", "gunicorn", "Python")
 _ASYNC = (
