@@ -118,7 +118,7 @@ class Forecast:
             ageing_ns=setup.ageing_ns,
         )
         self._evidence, self._books = evidence, books
-        self._schedule = record.traffic.arrival_ns
+        self._schedule, self._ids = record.traffic.arrival_ns, record.traffic.ids
         limit_ms = record.traffic.deadline_ms
         usual_ms = record.meta.settings.timeout_ms or math.inf
         self._patience = 1e6 * np.where(np.isnan(limit_ms), usual_ms, limit_ms)
@@ -261,15 +261,15 @@ class Forecast:
         found = ([place.get(position, -1) for position in batch] for batch in batches)
         return [members if min(members, default=0) >= 0 else None for members in found]
 
-    def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> Pace:
+    def pace_of(self, record: RunRecord, serving: Serving) -> Pace:
         """How long a replay took relative to the prediction.
 
-        :param record: of this traffic, or of a slice of it that begins at ``begin_ns`` of its schedule.
+        :param record: of this traffic, or of a part of it.
         :param serving: the replay's settings.
         """
         work, rows, batches = self._work, record.requests, record.batches
-        first = int(np.searchsorted(self._schedule, begin_ns))
-        place = {position - first: row for row, position in enumerate(work.index.tolist())}
+        row_of = {self._ids[position]: row for row, position in enumerate(work.index.tolist())}
+        place = {position: row_of[name] for position, name in enumerate(record.traffic.ids) if name in row_of}
         prepare, pauses, slowed = work.met(serving.without)
         ended = (rows["warmup"] == 0) & (rows["status"] == Status.OK) & np.isin(rows["index"], list(place))
         beside = (

@@ -97,11 +97,10 @@ class Planner:
 
         :param within: the stretch of the schedule that was replayed; empty for all of it.
         """
-        begin = within[0][0] if within else 0.0
         sides = []
         for records, each in zip(zip(*rounds, strict=True), (Configuration(self.first), configuration), strict=True):
             serving = each.serving(self.costs[way(each)])
-            shown = [self.forecast.pace_of(record, serving, begin) for record in records]
+            shown = [self.forecast.pace_of(record, serving) for record in records]
             sides.append(replace(serving, pace=Pace.typical(shown)))
         return self._ratio(sides[0], sides[1], within)
 
@@ -189,13 +188,10 @@ class Planner:
                 shares[fix] = {key: (sum(each) / len(each), min(each), max(each)) for key, each in values.items()}
         return shares
 
-    def learn(self, configuration: Configuration, replays: Sequence[tuple[RunRecord, float]]) -> None:
-        """Learn from replays of slices how long the service takes relative to the prediction.
-
-        :param replays: records, and the start of each slice in the schedule, in nanoseconds.
-        """
+    def learn(self, configuration: Configuration, replays: Sequence[RunRecord]) -> None:
+        """Learn from replays of parts of the traffic how long the service takes relative to the prediction."""
         serving = configuration.serving(self.costs[way(configuration)])
-        shown = [self.forecast.pace_of(record, serving, begin) for record, begin in replays]
+        shown = [self.forecast.pace_of(record, serving) for record in replays]
         if any(each.batches > 0 for each in shown):
             self.paces.setdefault(way(configuration), []).append(Pace.typical(shown))
 

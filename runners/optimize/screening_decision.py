@@ -10,6 +10,7 @@ import numpy as np
 from latfix.formatting import interval, percent
 from latfix.formatting import ratio as ratio_words
 from latfix.gates.evaluate import MOST_LOST
+from latfix.profilers.fair_rounds import FairRounds
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.screening_windows import join
@@ -36,6 +37,19 @@ def joined(pairs: Pairs) -> tuple[RunRecord, RunRecord]:
     """All windows of either arm as one record."""
     without, record = (join(arm) for arm in zip(*pairs, strict=True))
     return without, record
+
+
+def counted_windows(pairs: Pairs) -> tuple[Pairs, str]:
+    """The windows in which nothing else on the machine favored an arm, all if there is none; and what is left out.
+
+    A neighbor beside one arm would decide the trial, and teach the forecast a pace that the service does not have.
+    """
+    fair = FairRounds()
+    for pair in pairs:
+        fair.add(*pair)
+    if not fair.counted:
+        return pairs, ""
+    return [pairs[k] for k in fair.counted], "; ".join(fair.notes())
 
 
 def compare_windows(without: RunRecord, record: RunRecord, seed: int) -> Comparison:

@@ -37,7 +37,15 @@ from latfix.runners.optimize.configuration import Alternative, Choice, Configura
 from latfix.runners.optimize.findings import Findings, Trial
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Planner, goal_score, ratios, way
-from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold, joined, waited_ms
+from latfix.runners.optimize.screening_decision import (
+    Pairs,
+    compare_windows,
+    counted_windows,
+    decide,
+    decide_cold,
+    joined,
+    waited_ms,
+)
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
 
@@ -643,7 +651,8 @@ class Search:
         if refusal:
             return Trial(configuration=configuration, status="rejected", reason=refusal, scored=scored)
         cold = self._adds_cold(configuration)
-        pairs = bench.screen(self.arm, candidate, cold=cold)
+        replayed = bench.screen(self.arm, candidate, cold=cold)
+        pairs, left_out = (replayed, "") if cold else counted_windows(replayed)
         without, record = joined(pairs)
         comparison = compare_windows(without, record, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison, self.goal)
@@ -655,7 +664,7 @@ class Search:
             if status == "undecided" and max(gained, goal_score(self.goal, prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as predicted: {reason}"
             self._learn(planner, configuration, pairs)
-        evidence = bench.evidence(candidate, pairs[-1][1])
+        evidence = bench.evidence(candidate, replayed[-1][1])
         verified, missing = self._verify(configuration, Applied(evidence=evidence, record=record, without=without))
         self.known.ineffective |= missing
         if status == "kept" and missing and not set(configuration.fixes) - set(self.best.fixes) - set(missing):
@@ -665,7 +674,7 @@ class Search:
         return Trial(
             configuration=configuration,
             status=status,
-            reason=reason,
+            reason="; ".join(filter(None, (reason, left_out))),
             score=self.best_score + (0.0 if cold else gained),  # few of the traffic's requests are first ones
             comparison=comparison,
             prediction=prediction,
@@ -685,11 +694,9 @@ class Search:
 
     def _learn(self, planner: Planner, configuration: Configuration, pairs: Pairs) -> None:
         """Tell the planner how long both sides took, the current best first."""
-        begins = [begin for begin, _ in self.bench.window_bounds] or [0.0]
         if pairs and self._foretells(planner, configuration):
-            for k, each in enumerate((self.best, configuration)):
-                # A journal of another version may have other windows.
-                planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=False)])
+            for each, records in zip((self.best, configuration), zip(*pairs, strict=True), strict=True):
+                planner.learn(each, records)
 
     def _verify(self, configuration: Configuration, applied: Applied) -> tuple[dict[str, str], dict[str, str]]:
         """Evidence by fix: of the fixes that took effect, and of those that did not."""

@@ -160,13 +160,14 @@ def test_the_pace_comes_from_a_replay(slower: float) -> None:
     assert (shown.batches, shown.beside) == pytest.approx((slower, ready), rel=0.1)
     predicted = forecast.statistics(replace(forecast.serving, pace=shown))["mean"]
     assert predicted == pytest.approx(float(again.latencies_ns().mean()) / 1e6, rel=0.2)
-    # Requests of a slice are found by its begin in the schedule.
-    begin = float(again.traffic.arrival_ns[500])
+    # Requests of a part of the traffic are found by their ids.
     rows = {name: column[again.requests["index"] >= 500] for name, column in again.requests.items()}
-    part = replace(again, requests={**rows, "index": rows["index"] - 500})
-    sliced = forecast.pace_of(part, forecast.serving, begin)
+    part = replace(again.traffic, ids=again.traffic.ids[500:])
+    later = replace(again, requests={**rows, "index": rows["index"] - 500}, traffic=part)
+    sliced = forecast.pace_of(later, forecast.serving)
     assert (sliced.batches, sliced.beside) == pytest.approx((shown.batches, shown.beside), rel=0.1)
-    unknown = forecast.pace_of(part, forecast.serving, begin * 10)
+    others = replace(part, ids=[f"other {name}" for name in part.ids])
+    unknown = forecast.pace_of(replace(later, traffic=others), forecast.serving)
     assert np.isnan(unknown.batches) and np.isnan(unknown.beside)
     assert Pace.typical([unknown, shown]) == Pace.typical([shown]) != Pace()
 

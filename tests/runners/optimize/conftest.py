@@ -346,7 +346,7 @@ class Known:
         factor = serving.pace.batches * (1.0 if serving.cost is None else serving.cost.typical)
         return dict.fromkeys(LATENCY_KEYS, 10.0 * factor * self.world.limits.get(serving.max_batch, 1.0))
 
-    def pace_of(self, record: RunRecord, _serving: Serving, _begin_ns: float = 0.0) -> Pace:
+    def pace_of(self, record: RunRecord, _serving: Serving) -> Pace:
         return Pace(math.prod(self.world.shown.get(name, 1.0) for name in record.meta.settings.env))
 
     def alone(self, cost: BatchCost | None) -> dict[str, float]:

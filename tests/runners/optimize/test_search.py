@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from latfix.errors import RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.reports.comparison_rows import step_rows
 from latfix.results.answer_check import AnswerCheck
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Fix, Verified
 from latfix.runners.optimize import measurement
 from latfix.runners.optimize.configuration import Choice, Configuration
@@ -21,9 +23,13 @@ from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import Planner
 from latfix.runners.optimize.search import Search
 from latfix.settings import RunnerSettings
+from tests.profilers.samples import add_samples
 from tests.runners.optimize.conftest import Known
 
 pytestmark = pytest.mark.usefixtures("forecast")
+
+#: Time on a core of a process that is not the service's.
+HOG = "other.7.stress.spent_ns"
 
 
 def limits(world: Any, *sizes: int) -> Fix:
@@ -253,6 +259,25 @@ def test_a_process_that_prepared_more_than_a_replay_brings_is_not_timed(
     outcome = search(model(world, "FAST", 0.5))
     assert world.statuses(outcome) == {"a.FAST": "kept"} and ("before", "pace") in world.asked
     assert worn and not any(worn)
+
+
+def test_a_window_in_which_a_neighbor_slowed_one_arm_does_not_count(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = world.arm_class.replay
+
+    def beside_a_neighbor(arm: Any, folder: Path, *more: Any, **seed: int) -> RunRecord:
+        record: RunRecord = replay(arm, folder, *more, **seed)
+        if folder.name == "002-before":
+            record.requests["latency_ns"] *= 4
+            at = np.arange(5) * 1_000_000_000
+            world.records[folder] = record = add_samples(record, dict.fromkeys(("other.all.spent_ns", HOG), (at, at)))
+        return record
+
+    monkeypatch.setattr(world.arm_class, "replay", beside_a_neighbor)
+    step = world.step(search(model(world, "FAST", 0.5)), "FAST")
+    assert step.status == "kept" and step.comparison.ratio["mean"].value == pytest.approx(0.5, rel=0.05)
+    assert "1 of 2 rounds is left out: other processes used more of the cores" in step.reason
 
 
 def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: Any, world: Any) -> None:
