@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from latfix.formatting import percent
+from latfix.run_record.run_meta import RunMeta
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
 
@@ -20,12 +21,20 @@ SHAPES = 8
 #: Minimum share of batches that a replacement of the model's operators must have run.
 _MOST_BATCHES = 0.95
 
+#: Modules of a model of which it is not known how many compute (a graph): those of a small text encoder.
+_MODULES = 70
+
 _OTHER_BACKEND = at_default("backend", "{} runs the model instead of torch's operators")
 
 
 def torch_runs_it(context: Context) -> str:
     """Torch's own operators must run the model."""
     return _OTHER_BACKEND(context) or own_operators(context)
+
+
+def computing_modules(baseline: RunMeta) -> int:
+    """How many modules computed in a forward pass. Converting and compiling a model take longer the more there are."""
+    return sum(baseline.model.get("modules", {}).values()) or _MODULES
 
 
 def own_operators(context: Context) -> str:

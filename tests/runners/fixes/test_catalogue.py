@@ -13,9 +13,11 @@ from latfix.cause_catalogue import CATALOGUE
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.profilers.causes import CAUSES
 from latfix.results.optimization import TriedFix
+from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners import fixes, optimize
 from latfix.runners.fixes import FIXES, Fix
 from latfix.settings import RunnerSettings
+from tests.records import build_record, zeros
 
 ROOT = Path(__file__).resolve().parents[3]
 BY_ID = {fix.id: fix for fix in FIXES}
@@ -64,6 +66,20 @@ def test_every_fix_that_any_module_names_exists() -> None:
     for path in sorted((ROOT / "profilers").rglob("*.py")):
         named = set(re.findall(rf'"((?:{families})\.[a-z0-9_]+)"', path.read_text(encoding="utf-8")))
         assert named <= set(BY_ID) | set(CATALOGUE), path
+
+
+@pytest.mark.parametrize("name", ["fuse.onnxruntime", "fuse.openvino", "fuse.compile"])
+def test_making_a_small_model_is_expected_to_take_less(name: str) -> None:
+    fix = next(each for each in FIXES if each.id == name)
+
+    def seconds(modules: dict[str, int], device: str = "cpu") -> float:
+        meta = build_record(zeros(REQUEST_DTYPE, 1), model={"modules": modules}, device=device).meta
+        return fix.seconds_to_make(meta)
+
+    few, many, unknown = seconds({"Linear": 2}), seconds({"Linear": 60, "LayerNorm": 13}), seconds({})
+    assert 2 * few < unknown < many
+    if name == "fuse.compile":
+        assert seconds({"Linear": 2}, "cuda:0") == seconds({}, "cuda:0")
 
 
 def test_at_most_one_finding_is_kept_in_the_journal() -> None:
