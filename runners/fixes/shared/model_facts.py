@@ -33,7 +33,7 @@ def torch_runs_it(context: Context) -> str:
 
 
 def computing_modules(baseline: RunMeta) -> int:
-    """How many modules computed in a forward pass. Converting and compiling a model take longer the more there are."""
+    """How many modules computed in a forward pass: converting and compiling take longer the more there are."""
     return sum(baseline.model.get("modules", {}).values()) or _MODULES
 
 
