@@ -56,16 +56,21 @@ def block_counts(n: int, starts: Ints, block: int) -> Ints:
     """Number of times that each of ``n`` positions is drawn by blocks at ``starts``; sums to ``n``.
 
     The last block is cut so that a resample has as many requests as the original.
+
+    :param starts: ``(…, blocks)``, of any number of resamples.
+    :returns: ``(…, n)``.
     """
+    *resamples, blocks = starts.shape
     if n == 0:
-        return np.zeros(0, dtype=np.int64)
-    ends = starts + block
-    ends[-1] -= len(starts) * block - n
+        return np.zeros((*resamples, 0), dtype=np.int64)
     size = n + block + 1
-    drawn = np.cumsum(np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size))
-    counts = drawn[:n].astype(np.int64)
-    counts[:block] += drawn[n : n + block]
-    return counts
+    first = starts.reshape(-1, blocks) + size * np.arange(math.prod(resamples))[:, None]  # one after the other
+    last = first + block
+    last[:, -1] -= blocks * block - n
+    begun, ended = (np.bincount(at.ravel(), minlength=size * len(first)) for at in (first, last))
+    drawn = np.cumsum((begun - ended).reshape(-1, size), axis=1)
+    drawn[:, :block] += drawn[:, n : n + block]
+    return np.asarray(drawn[:, :n].reshape(*resamples, n), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +93,32 @@ class SortedSample:
         return cls(np.ascontiguousarray(array[order]), order)
 
     def statistics(self, quantiles: Sequence[float], counts: Ints | None = None) -> Floats:
-        """Mean, the quantiles (each in 0..1), and the maximum, of the sample or of a resample.
+        """Mean, the quantiles (each in 0..1), and the maximum, of the sample or of resamples.
 
-        :param counts: number of times that each position of the series was drawn; ``None``: once each.
-        :returns: ``(len(quantiles) + 2,)``; NaN if nothing was drawn.
+        :param counts: ``(…, n)`` number of times that each position of the series was drawn, by resample; ``None``:
+            once each.
+        :returns: ``(…, len(quantiles) + 2)``; NaN if nothing was drawn.
         """
-        result = np.full(len(quantiles) + 2, math.nan)
-        drawn = np.ones(len(self.order), dtype=np.int64) if counts is None else counts[self.order]
-        running = np.cumsum(drawn)
-        total = int(running[-1]) if len(running) else 0
-        if total == 0:
-            return result
-        rank = (total - 1) * np.asarray(quantiles, dtype=np.float64)
-        below = np.floor(rank + 1e-9)
-        fraction = np.maximum(rank - below, 0.0)
-        low = self.values[np.searchsorted(running, below + 1)]
-        high = self.values[np.searchsorted(running, np.minimum(below + 2, total))]
-        result[0] = float(drawn @ self.values) / total
-        result[1:-1] = low + (high - low) * fraction
-        result[-1] = self.values[np.searchsorted(running, total)]
-        return result
+        resamples = () if counts is None else counts.shape[:-1]
+        rows = math.prod(resamples)
+        result = np.full((rows, len(quantiles) + 2), math.nan)
+        if len(self.values):
+            drawn = np.ones(len(self.values), dtype=np.int64) if counts is None else counts.take(self.order, -1)
+            drawn = drawn.reshape(rows, -1)
+            running = np.cumsum(drawn)  # one resample after the other, so that one search finds places in all
+            total = drawn.sum(axis=1, keepdims=True)
+            before = np.cumsum(total, axis=0) - total
+            rank = (total - 1) * np.asarray(quantiles, dtype=np.float64)
+            below = np.floor(rank + 1e-9)
+            ranks = np.concatenate([below + 1, np.minimum(below + 2, total), total], axis=1).astype(np.int64)
+            found = self.values[np.searchsorted(running, before + ranks) % len(self.values)]
+            low, high = found[:, : len(quantiles)], found[:, len(quantiles) : -1]
+            # Row by row, or the order of additions would depend on the number of rows.
+            result[:, 0] = [row @ self.values for row in drawn.astype(np.float64)] / np.maximum(total[:, 0], 1)
+            result[:, 1:-1] = low + (high - low) * np.maximum(rank - below, 0.0)
+            result[:, -1] = found[:, -1]
+            result[total[:, 0] == 0] = math.nan
+        return result.reshape(*resamples, -1)
 
 
 def statistic(series: Floats, q: float | None) -> float:

@@ -19,7 +19,6 @@ from latfix.statistics.block_bootstrap import (
     block_counts,
     block_length,
     evidence,
-    iter_block_starts,
     statistic,
 )
 from latfix.statistics.control_variate import fit_control
@@ -37,6 +36,8 @@ ROUNDS_ALONE = 8
 _SURER = 1.5
 #: Normal rounds' interval reaches to about the extreme of five rounds, and less far with more of them.
 _SEEN, _BEYOND = 5, 1.25
+#: Requests that are drawn at a time.
+_AT_ONCE = 1 << 16
 _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
 #: Order of the results of :meth:`SortedSample.statistics`.
 _ORDER: tuple[str, ...] = (*RATIO_KEYS, "max")
@@ -91,8 +92,8 @@ def arm_ratios(
             return _by_rounds(each, np.asarray(control, dtype=np.float64), value, left_out, rule)
     scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
     rng = np.random.default_rng(seed)
-    drawn = np.array(list(_resampled(rounds, _blocks(rounds, rng, replicates, paired))))
-    whole = np.array(list(_resampled(rounds, _whole(rounds, rng, replicates)))) if len(rounds) > 2 else None
+    drawn = _resampled(rounds, _blocks(rounds, rng, replicates, paired))
+    whole = _resampled(rounds, _whole(rounds, rng, replicates)) if len(rounds) > 2 else None
     fewest = min(int((~np.isnan(np.concatenate(blocks))).sum()) for blocks in (base_blocks, new_blocks))
     estimates: dict[str, RatioEstimate] = {}
     least, most = decision_bounds(scored, None, rule)
@@ -119,16 +120,6 @@ class _Round:
     base: Floats
     new: Floats
     block: int
-
-    def counts(self, rng: np.random.Generator, paired: bool) -> tuple[Ints, Ints]:
-        first = self._draw(len(self.base), rng)
-        if paired and len(self.base) == len(self.new):
-            return first, first
-        return first, self._draw(len(self.new), rng)
-
-    def _draw(self, n: int, rng: np.random.Generator) -> Ints:
-        block = max(1, min(self.block, n))
-        return block_counts(n, next(iter_block_starts(n, block=block, replicates=1, rng=rng)), block)
 
 
 def _estimate(
@@ -212,31 +203,57 @@ def _log_ratio(rounds: Sequence[_Round]) -> Floats:
     return log_quotient(new, base)
 
 
-def _resampled(rounds: Sequence[_Round], draws: Iterator[tuple[Ints, Ints]]) -> Iterator[Floats]:
-    """Log ratios of resamples.
+def _resampled(rounds: Sequence[_Round], draws: Iterator[tuple[Ints, Ints]]) -> Floats:
+    """``(resamples, statistics)`` log ratios.
 
-    :param draws: how often each request of the base is in one, all rounds in a row, and each of the new arm.
+    :param draws: some resamples at a time: how often each request of the base is in one, all rounds in a row,
+        ``(some, n)``, and each of the new arm.
     """
     base = SortedSample.of(np.concatenate([r.base for r in rounds]))
     new = SortedSample.of(np.concatenate([r.new for r in rounds]))
-    for ours, theirs in draws:
-        yield log_quotient(new.statistics(_FRACTIONS, theirs), base.statistics(_FRACTIONS, ours))
+    return np.concatenate(
+        [
+            log_quotient(new.statistics(_FRACTIONS, theirs), base.statistics(_FRACTIONS, ours))
+            for ours, theirs in draws
+        ]
+    )
+
+
+def _some(rounds: Sequence[_Round], replicates: int) -> Iterator[int]:
+    """How many resamples are drawn at a time, until all are: as many as fit into the cache."""
+    most = max(_AT_ONCE // max(sum(len(r.base) for r in rounds), 1), 1)
+    yield from (min(most, replicates - first) for first in range(0, replicates, most))
 
 
 def _blocks(
     rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Blocks of neighbors drawn from each round."""
-    for _ in range(replicates):
-        counts = [r.counts(rng, paired) for r in rounds]
-        yield np.concatenate([ours for ours, _ in counts]), np.concatenate([theirs for _, theirs in counts])
+    """Blocks of neighbors drawn from each round: the same in both arms if these are paired and equally long."""
+    sizes: list[tuple[int, int]] = []
+    arms: tuple[list[int], list[int]] = [], []  # the positions in ``sizes`` of each round's draws
+    for r in rounds:
+        for arm, series in zip(arms, (r.base, r.new), strict=True):
+            if not (arm is arms[1] and paired and len(r.base) == len(r.new)):
+                sizes.append((len(series), max(1, min(r.block, len(series)))))
+            arm.append(len(sizes) - 1)
+    counts = [-(-n // block) for n, block in sizes]
+    ends = np.repeat([max(n, 1) for n, _ in sizes], counts)
+    for some in _some(rounds, replicates):
+        starts = np.split(rng.integers(0, ends, (some, len(ends)), dtype=np.int64), np.cumsum(counts)[:-1], axis=1)
+        drawn = [block_counts(n, part, block) for (n, block), part in zip(sizes, starts, strict=True)]
+        ours, theirs = (np.concatenate([drawn[k] for k in arm], axis=1) for arm in arms)
+        yield ours, theirs
 
 
 def _whole(rounds: Sequence[_Round], rng: np.random.Generator, replicates: int) -> Iterator[tuple[Ints, Ints]]:
     """Whole rounds drawn."""
-    for _ in range(replicates):
-        times = np.bincount(rng.integers(0, len(rounds), len(rounds)), minlength=len(rounds))
-        yield np.repeat(times, [len(r.base) for r in rounds]), np.repeat(times, [len(r.new) for r in rounds])
+    every = np.arange(len(rounds))
+    for some in _some(rounds, replicates):
+        times = (rng.integers(0, len(rounds), (some, len(rounds), 1)) == every).sum(axis=1)
+        yield (
+            np.repeat(times, [len(r.base) for r in rounds], axis=1),
+            np.repeat(times, [len(r.new) for r in rounds], axis=1),
+        )
 
 
 def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:

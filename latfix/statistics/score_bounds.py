@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,7 @@ class Rounds:
     blocks: npt.NDArray[np.intp]
     new_blocks: npt.NDArray[np.intp]
     backlog: bool = False
+    _known: dict[float | None, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, base: Sequence[Floats], new: Sequence[Floats], *, paired: bool) -> Rounds:
@@ -109,7 +110,10 @@ class Rounds:
 
     def log_ratios(self, q: float | None) -> Floats:
         """The same of each round, ``(rounds,)``."""
-        return log_ratios(np.split(self.base, self.base_rounds[1:]), np.split(self.new, self.new_rounds[1:]), q)
+        if q not in self._known:
+            arms = np.split(self.base, self.base_rounds[1:]), np.split(self.new, self.new_rounds[1:])
+            self._known[q] = log_ratios(*arms, q)
+        return self._known[q]
 
     def score(self, q: float | None, shift: float) -> float:
         """How much larger the new arm's scores are, as a normal deviate; at most the root of the number of blocks.
@@ -264,30 +268,26 @@ def _scores(base: Floats, new: Floats, q: float | None) -> tuple[Floats, Floats]
     the end and half as far again: if every request takes a tenth longer, all that lie near show it, not only those
     that cross a line.
     """
-    arms = (base, new)
-    known = [~np.isnan(series) for series in arms]
-    both = np.concatenate([series[here] for here, series in zip(known, arms, strict=True)])
-    if q is None:
-        each, center = [np.where(here, series, 0.0) for here, series in zip(known, arms, strict=True)], both.mean()
-    else:
-        low, high = np.quantile(both, [q - (1.0 - q) / 2, q + (1.0 - q) / 2], method="inverted_cdf")
+    known = [~np.isnan(series) for series in (base, new)]
+    scores = np.concatenate([base[known[0]], new[known[1]]])
+    if q is not None:
+        # The values below which so much of both arms lies.
+        ranks = [max(math.ceil(len(scores) * share - 1), 0) for share in (q - (1.0 - q) / 2, q + (1.0 - q) / 2)]
+        low, high = np.partition(scores, ranks)[ranks]
         width = max(float(high - low), 1e-12 * float(high))
-        each = [
-            np.clip((np.where(here, series, low) - low) / width, 0.0, 1.0)
-            for here, series in zip(known, arms, strict=True)
-        ]
-        center = np.clip((both - low) / width, 0.0, 1.0).mean()
-    ours, theirs = (
-        np.where(here, scores - center, 0.0) / max(int(here.sum()), 1)
-        for here, scores in zip(known, each, strict=True)
-    )
-    return np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+        scores = np.minimum(np.maximum((scores - low) / width, 0.0), 1.0)
+    scores = scores - scores.mean()
+    ours, theirs = np.zeros(len(base)), np.zeros(len(new))
+    count = int(known[0].sum())
+    ours[known[0]] = scores[:count] / max(count, 1)
+    theirs[known[1]] = scores[count:] / max(len(scores) - count, 1)
+    return ours, theirs
 
 
 def log_quotient(new: Floats, base: Floats) -> Floats:
     """Logarithm of new over base, element by element; NaN unless both are above 0."""
     usable = (new > 0) & (base > 0)
-    result = np.full(len(new), math.nan)
+    result = np.full(new.shape, math.nan)
     result[usable] = np.log(new[usable]) - np.log(base[usable])
     return result
 

@@ -58,7 +58,7 @@ def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replica
     blocks = np.flatnonzero(totals.requests > 0)
     many, length = len(blocks), max(1, min(totals.together, len(blocks)))
     starts = iter_block_starts(many, block=length, replicates=replicates, rng=rng)
-    weights = np.stack([block_counts(many, each, length) for each in starts])
+    weights = block_counts(many, np.stack(list(starts)), length)
     fixed = totals.blocks
     counts = weights @ totals.band_counts[blocks] + totals.band_counts[fixed]
     held = _held(counts.astype(np.float64), 1 - percentile / 100)
@@ -94,7 +94,7 @@ def _moved_references(books: LedgerContext, kinds: int, seed: int, replicates: i
     starts = list(iter_block_starts(n, block=block, replicates=replicates, rng=rng))
     together = max(1, AT_ONCE // n)
     for first in range(0, replicates, together):
-        counts = np.stack([block_counts(n, each, block) for each in starts[first : first + together]])
+        counts = block_counts(n, np.stack(starts[first : first + together]), block)
         moved[first : first + together] = moved_ms(medians, counts, kinds)
     return moved
 

@@ -141,18 +141,24 @@ def test_an_end_that_nothing_measured_supports_is_open() -> None:
 @given(st.integers(1, 120), st.integers(1, 30), st.integers(0, 2**32))
 def test_a_resample_consists_of_runs_of_neighbors(n: int, block: int, seed: int) -> None:
     block = min(block, n)
-    (starts,) = iter_block_starts(n, block=block, replicates=1, rng=np.random.default_rng(seed))
-    drawn = [(start + k) % n for start in starts.tolist() for k in range(block)][:n]
-    assert block_counts(n, starts, block).tolist() == np.bincount(drawn, minlength=n).tolist()
+    starts = np.array(list(iter_block_starts(n, block=block, replicates=3, rng=np.random.default_rng(seed))))
+    drawn = [[(start + k) % n for start in row for k in range(block)][:n] for row in starts.tolist()]
+    expected = [np.bincount(row, minlength=n).tolist() for row in drawn]
+    assert block_counts(n, starts, block).tolist() == expected
+    assert block_counts(n, starts[0], block).tolist() == expected[0]
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(0, 2**32))
-def test_statistics_from_counts_are_those_of_the_resample(values: list[int], seed: int) -> None:
+@given(st.lists(st.integers(0, 50) | st.just(math.nan), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_statistics_from_counts_are_those_of_each_resample(values: list[float], seed: int) -> None:
     series = np.array(values, dtype=np.float64)
-    row = np.random.default_rng(seed).integers(0, len(series), len(series))
-    found = SortedSample.of(series).statistics((0.5, 0.99), np.bincount(row, minlength=len(series)))
-    drawn = series[row]
-    assert found.tolist() == pytest.approx([drawn.mean(), *np.percentile(drawn, [50, 99]), drawn.max()])
+    rows = np.random.default_rng(seed).integers(0, len(series), (3, len(series)))
+    counts = np.stack([np.bincount(row, minlength=len(series)) for row in rows])
+    found = SortedSample.of(series).statistics((0.5, 0.99), counts)
+    for drawn, statistics, count in zip(series[rows], found, counts, strict=True):
+        known = drawn[~np.isnan(drawn)]
+        expected = [known.mean(), *np.percentile(known, [50, 99]), known.max()] if len(known) else [math.nan] * 4
+        assert statistics.tolist() == pytest.approx(expected, nan_ok=True)
+        assert SortedSample.of(series).statistics((0.5, 0.99), count).tobytes() == statistics.tobytes()
 
 
 def test_missing_requests_are_left_out_of_statistics() -> None:
