@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
+from heapq import heapreplace
 
 import numpy as np
 
@@ -47,7 +47,8 @@ _SHOWN, _BEYOND_NOISE = 0.5, 2.0
 _SHUFFLES, _COMPARED = 4, 4_000
 #: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
-_AT_ONCE = 500_000
+#: Requests that are gone through at once: they fit into the cache.
+_AT_ONCE = 1 << 14
 #: Requests by which one may move among arrivals closer than the resolution.
 _SWAPS = 64
 #: Without a request that found a free server: the quantile of requests overtaken at once that gives the servers; the
@@ -241,12 +242,14 @@ def _outside_ns(arrival: Ints, latency: Ints, servers: int) -> int:
         return 0
     alone, outside = float(np.median(latency[idle])), 0
     for _ in range(_ROUNDS):
-        begin = starts(arrival, arrival + latency - outside, servers)
+        before, begin = outside, starts(arrival, arrival + latency - outside, servers)
         waited = begin > arrival
         if np.count_nonzero(waited) < _LEAST_WAITED:
             return 0
         occupied = float(np.median((arrival + latency - outside - begin)[waited]))
         outside = int(np.clip(alone - occupied, 0, alone))
+        if outside == before:
+            break
     return outside if _OUTSIDE[0] * alone < outside <= _OUTSIDE[1] * alone else 0
 
 
@@ -452,22 +455,16 @@ def _trend(latency: Ints, met: Ints, free: Bools) -> Floats:
 
 def starts(arrival: Ints, end: Ints, servers: int) -> Ints:
     """``(n,)`` when each request's service began: all but ``servers - 1`` of the earlier requests had ended."""
-    if servers == 1:
-        free = np.maximum.accumulate(end)
-        return np.asarray(np.maximum(arrival, np.concatenate([arrival[:1], free[:-1]])), dtype=np.int64)
     begin = np.empty(len(arrival), np.int64)
-    least = int(arrival[0]) if len(arrival) else 0
-    busy = [least] * servers  # the latest ends so far; the smallest is when a server was last free
-    heapify(busy)
+    latest = np.repeat(arrival[:1], servers)  # the latest ends so far; the smallest is when a server was last free
     for first in range(0, len(arrival), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        begun = []
-        for came, ended in zip(arrival[part].tolist(), end[part].tolist(), strict=True):
-            free_at = busy[0]
-            begun.append(came if came > free_at else free_at)
-            if ended > free_at:
-                heapreplace(busy, ended)
-        begin[part] = begun
+        left = end[part]
+        for k in range(servers):
+            # An end takes the first place whose end is earlier, which moves to the next place.
+            before = np.maximum.accumulate(np.concatenate([latest[k : k + 1], left]))
+            left, latest[k] = np.minimum(left, before[:-1]), before[-1]
+        begin[part] = np.maximum(arrival[part], before[:-1])
     return begin
 
 

@@ -154,11 +154,11 @@ def equal_work_waits(at: Floats, work: float, cores: float, alone: float = 1.0) 
     :param alone: cores that one request can use.
     """
     order = np.argsort(at, kind="stable")
-    waits = np.zeros(len(at))
+    moments, waits, quiet = at.astype(np.float64).tolist(), [0.0] * len(at), work / alone
     done, now = 0.0, 0.0  # work that each of those there has got since the start
     ahead: deque[tuple[int, float]] = deque()
     for k in [*order.tolist(), -1]:
-        until = float(at[k]) if k >= 0 else float("inf")
+        until = moments[k] if k >= 0 else float("inf")
         while ahead:  # in order of arrival, as all need the same
             speed = min(alone, cores / len(ahead))
             first, target = ahead[0]
@@ -166,8 +166,8 @@ def equal_work_waits(at: Floats, work: float, cores: float, alone: float = 1.0) 
                 done += (until - now) * speed
                 break
             now, done = now + (target - done) / speed, target
-            waits[first] = now - at[first] - work / alone
+            waits[first] = now - moments[first] - quiet
             ahead.popleft()
         now = until
         ahead.append((k, done + work))
-    return np.maximum(waits, 0.0)
+    return np.maximum(np.array(waits), 0.0)

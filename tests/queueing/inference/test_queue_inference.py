@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.profilers.queue_inference import outcome, outcome_without_queue
 from latfix.queueing.closed_loop import in_flight
-from latfix.queueing.inference.queue_inference import infer_queue, served_from
+from latfix.queueing.inference.queue_inference import infer_queue, served_from, starts
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 30)), max_size=20), st.integers(1, 5))
+def test_service_begins_once_all_but_so_many_of_the_earlier_requests_have_ended(
+    gaps: list[tuple[int, int]], servers: int
+) -> None:
+    arrival = np.cumsum([gap for gap, _ in gaps], dtype=np.int64)
+    end = arrival + np.array([took for _, took in gaps], np.int64)
+    first = arrival[:1].tolist() * servers
+    latest = [sorted([*first, *end[:k].tolist()])[-servers] for k in range(len(gaps))]
+    assert starts(arrival, end, servers).tolist() == np.maximum(arrival, np.array(latest, np.int64)).tolist()
 
 
 @pytest.mark.parametrize("slow_s", [2, 10, 30])
