@@ -69,14 +69,14 @@ def _cheapest_cuts(values: Floats, price: float) -> Ints:
     cost = np.full(n + 1, np.inf)
     cost[0] = -price
     previous = np.zeros(n + 1, np.int64)
-    starts = np.zeros(1, np.int64)
+    starts, ends = np.zeros(1, np.int64), np.arange(n + 1)
     for end in range(1, n + 1):
         total = running[end] - running[starts]
         # As _worth, in fewer steps: this line runs for each value.
         through = cost[starts] - total * np.log(np.maximum(total, 1e-300) / (end - starts))
         best = int(np.argmin(through))
         cost[end], previous[end] = through[best] + price, starts[best]
-        starts = np.append(starts[through <= cost[end]], end)
+        starts = np.concatenate([starts[through <= cost[end]], ends[end : end + 1]])
     edges = [n]
     while edges[-1] > 0:
         edges.append(int(previous[edges[-1]]))

@@ -23,7 +23,7 @@ from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.lock_waits import call_in
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence, serves
-from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, SURE, Counter, cumulative
+from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, SURE, Counter, cumulative, series_names
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -68,7 +68,7 @@ def _neighbor(evidence: Evidence) -> str:
         starts.append(unit.start[long])
         ends.append(unit.end[long])
     start, end = np.concatenate(starts), np.concatenate(ends)
-    for series in sorted({str(each) for each in evidence.samples["series"] if str(each).startswith(NEIGHBOR_SERIES)}):
+    for series in series_names(evidence.samples, NEIGHBOR_SERIES):
         grown = np.minimum(Counter.of(evidence.samples, series).grown(start, end), end - start)
         stopped = float(grown.sum()) / max(float((end - start).sum()), 1.0)
         if stopped > _MOSTLY:

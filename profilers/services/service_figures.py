@@ -8,7 +8,7 @@ import numpy as np
 
 from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
-from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter
+from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter, series_names
 from latfix.profilers.evidence.outside.standstills import streamed_parts
 from latfix.profilers.services.stage_metrics import upper_bound_s
 from latfix.queueing.inference.batch_inference import Rule
@@ -154,9 +154,8 @@ def _process(record: RunRecord) -> ProcessFigures | None:
 
 
 def _metrics(record: RunRecord) -> dict[str, dict[str, float]]:
-    names = sorted({str(name) for name in record.samples["series"] if str(name).startswith(_METRICS)})
     result = {}
-    for name in names:
+    for name in series_names(record.samples, _METRICS):
         values = Counter.of(record.samples, name).value
         if len(values) and math.isfinite(float(values[-1])):
             ends = {"before": float(values[0]), "after": float(values[-1]), "most": float(values.max())}

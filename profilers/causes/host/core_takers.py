@@ -177,13 +177,14 @@ class _Series:
     @classmethod
     def of(cls, samples: Columns) -> _Series | None:
         """``None`` if other processes were read less than twice."""
-        rows: dict[str, list[int]] = {}
         wanted = ("thread.", "process.cpu_ns", "server.", "host.", PREFIX, LATFIX_SERIES)
-        for row, name in enumerate(samples["series"].tolist()):
-            if name.startswith(wanted):
-                rows.setdefault(name, []).append(row)
+        every = samples["series"].tolist()
+        rows: dict[str, list[int]] = {name: [] for name in dict.fromkeys(every) if name.startswith(wanted)}
         if ALL_SERIES not in rows:
             return None
+        for row, name in enumerate(every):
+            if name in rows:
+                rows[name].append(row)
         names = {name: (samples["t_ns"][where], samples["value"][where]) for name, where in rows.items()}
         edges = np.asarray(names[ALL_SERIES][0], dtype=np.int64)
         return cls(edges, names) if len(edges) > 1 else None

@@ -65,7 +65,7 @@ def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
     :param what: ``cpu_ns`` or ``runq_ns``.
     """
     known = re.compile(_SERVING + what)
-    for series in sorted({str(name) for name in evidence.samples["series"]}):
+    for series in sorted(set(evidence.samples["series"].tolist())):
         if found := known.fullmatch(series):
             yield found[1], series
 

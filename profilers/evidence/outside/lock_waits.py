@@ -30,6 +30,7 @@ from latfix.profilers.evidence.outside.service_process import (
     Counter,
     ServiceProcess,
     at_readings,
+    series_names,
 )
 from latfix.profilers.evidence.outside.serving_threads import ServingThreads, nothing_computed
 from latfix.queueing.inference.batch_inference import infer_rule
@@ -143,8 +144,7 @@ def find_lock_waits(
         return LockWaits(lock=none, python=none)
     times = process.cpu.at_ns
     there, present = requests_there(times, at, end + _AFTER_NS), requests_there(times, at, end)
-    series = {str(name) for name in samples["series"] if str(name).startswith(FUTEX)}
-    counts = [at_readings(samples, name, times) for name in sorted(series)]
+    counts = [at_readings(samples, name, times) for name in series_names(samples, FUTEX)]
     waiting = sum((count for count in counts if _is_lock(count, there)), start=np.zeros(len(times)))
     waiting = np.minimum(waiting + _behind(waiting, counts, there, present), present)
     collected = np.append(np.diff(process.collected.at(times)), 0.0)
@@ -239,7 +239,7 @@ def call_in(samples: Columns, times: Floats, held: Intervals) -> str:
     :param times: of the polls.
     """
     during = held.covered(times.astype(np.int64), times.astype(np.int64) + 1) > 0
-    names = sorted({str(name) for name in samples["series"] if str(name).startswith(LOOP_IN)})
+    names = series_names(samples, LOOP_IN)
     shares = {name: _share(at_readings(samples, name, times)[during] > 0) for name in names}
     most = max(names, key=lambda name: shares[name], default="")
     return most.removeprefix(LOOP_IN) if most and shares[most] >= _MOSTLY else ""

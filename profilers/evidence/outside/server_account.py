@@ -199,13 +199,15 @@ def _by_interval(record: RunRecord) -> ServerAccount:
 
 def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Reported], str]:
     """By stage, the best known metric that counts the requests of the record; and why others were not used."""
-    ours = np.array([str(name).startswith(PREFIX) for name in record.samples["series"]], dtype=bool)
+    every = record.samples["series"].tolist()
+    names = {name for name in every if name.startswith(PREFIX)}
+    ours = np.array([name in names for name in every], dtype=bool)
     samples = {name: column[ours] for name, column in record.samples.items()}
     times = Counter.of(samples, READINGS).at_ns
     if len(times) < 2:
         return {}, ""
     series: dict[str, list[str]] = {}
-    for name in {str(each) for each in samples["series"]} - {READINGS}:
+    for name in names - {READINGS}:
         key, _, kind = name.rpartition("|")
         series.setdefault(key, []).append(kind)
     chosen: dict[str, tuple[tuple[int, float], _Reported]] = {}

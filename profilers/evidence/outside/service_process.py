@@ -117,6 +117,11 @@ class Counter:
         return np.asarray(np.rint(asked * share[step]), dtype=np.int64)
 
 
+def series_names(samples: Columns, prefix: str) -> list[str]:
+    """The names of the series that begin so, sorted."""
+    return sorted(name for name in set(samples["series"].tolist()) if name.startswith(prefix))
+
+
 def at_readings(samples: Columns, name: str, times: Floats) -> Floats:
     """A series' value at each of these readings; zero where it has none."""
     found, values = Counter.of(samples, name), np.zeros(len(times))
@@ -295,9 +300,10 @@ def _since(moments: Ints, times: Floats) -> Floats:
 
 def _when_waited(counted: Floats, room: Floats, there: Ints | Floats) -> Floats:
     """Run-queue delay by reading; what exceeds the ``room`` for it began before, with requests there."""
-    waited, earlier = counted.copy(), 0.0
-    for k in range(len(room) - 1, -1, -1):
-        pending = earlier + float(counted[k]) if there[k] > 0 else 0.0
-        waited[k] = min(pending, max(float(room[k]), 0.0))
-        earlier = pending - waited[k]
-    return waited
+    waited, earlier = [], 0.0
+    readings = zip(counted.tolist(), room.tolist(), there.tolist(), strict=True)
+    for grown, most, requests in reversed(list(readings)):
+        pending = earlier + grown if requests > 0 else 0.0
+        waited.append(min(pending, max(most, 0.0)))
+        earlier = pending - waited[-1]
+    return np.array(waited[::-1], dtype=np.float64)

@@ -25,6 +25,7 @@ from latfix.profilers.evidence.outside.service_process import (
     ServiceProcess,
     at_readings,
     cumulative,
+    series_names,
 )
 from latfix.run_record.schema import Columns
 
@@ -71,7 +72,7 @@ def find_serving_threads(samples: Columns, at: Ints, end: Ints, answers: Ints) -
     :param answers: first and last bytes, and all streamed parts.
     """
     process, computed = ServiceProcess(samples, at, end), np.zeros(len(at))
-    names = sorted({str(name) for name in samples["series"] if str(name).startswith(THREAD)})
+    names = series_names(samples, THREAD)
     times, background, of_requests = process.cpu.at_ns, [], dict[int, Floats]()
     if not (names and len(times) > 1 and len(at)):
         return replace(nothing_computed(len(at)), known=bool(names))

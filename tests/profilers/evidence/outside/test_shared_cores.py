@@ -30,13 +30,13 @@ def computed(
     :param order: ``shared``, all at once on threads of their own; ``random``, one after the other in an event loop.
     :param taken: share of the cores that others take, as a function of the second.
     """
-    left, end, now = work.astype(float), np.zeros(len(at), np.int64), 0
+    came_at, left, end, now = at.tolist(), work.astype(float).tolist(), np.zeros(len(at), np.int64), 0
     there: list[int] = []
     chosen, rng = -1, np.random.default_rng(5)
     cpu, runq, times = [0.0], [0.0], [0]
     came = 0
     while came < len(at) or there:
-        while came < len(at) and at[came] <= now:
+        while came < len(at) and came_at[came] <= now:
             there.append(came)
             came += 1
         usable = cores * (1.0 if taken is None else 1.0 - taken[min(now // (1000 * MS), len(taken) - 1)])
