@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +50,18 @@ COMMANDS = {
 _LONGEST_WORD = 400
 
 
+@cache  # building it takes longer than many a command
+def _parser(command: Any, name: str | None = None) -> Any:
+    """The parser of a command's function, or of an app."""
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    from latfix.cli.shared.options import one_by_one
+
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name)(one_by_one(command))
+    return typer.main.get_command(alone)
+
+
 class _LazyCommands(TyperGroup):
     """Commands whose modules are imported only when called."""
 
@@ -59,13 +72,7 @@ class _LazyCommands(TyperGroup):
             return name, command, rest
         module, _, attribute = COMMANDS[name][0].partition(":")
         found = getattr(import_module(f"latfix.cli.commands.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
-            from latfix.cli.shared.options import one_by_one
-
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(name)(one_by_one(found))
-            found = alone
-        return name, typer.main.get_command(found), rest
+        return name, _parser(found, name), rest
 
 
 app = typer.Typer(
@@ -113,7 +120,7 @@ def _run(arguments: list[str] | None) -> int:
     ClickException, NoArgsIsHelpError = exceptions.ClickException, exceptions.NoArgsIsHelpError
 
     try:
-        code = app(arguments, standalone_mode=False)
+        code = _parser(app)(arguments, standalone_mode=False)
         sys.stdout.flush()
     except NoArgsIsHelpError as error:
         sys.stdout.write(error.format_message() + "\n")

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,7 @@ def versions() -> dict[str, str]:
     return {"latfix": latfix.__version__, **installed_versions("torch", "numpy", "pandas", "pyarrow")}
 
 
+@cache
 def installed_versions(*names: str) -> dict[str, str]:
     """Versions of the packages among ``names`` that are installed, without importing them."""
     from importlib import metadata
