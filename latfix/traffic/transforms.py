@@ -92,7 +92,8 @@ def limit(traffic: Traffic, n: int) -> Traffic:
     """
     if n < 1:
         raise InputError(f"limit: found {n}; expected 1 or more requests")
-    return _noted(traffic.rows(np.arange(min(n, len(traffic)))), "limit", n=n)
+    taken = min(n, len(traffic))  # also the number that is noted: one of any size would not fit into a document
+    return _noted(traffic.rows(np.arange(taken)), "limit", n=taken)
 
 
 def cap_gaps(traffic: Traffic, seconds: float) -> Traffic:
