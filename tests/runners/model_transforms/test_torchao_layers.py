@@ -16,13 +16,10 @@ from latfix.runners.model_transforms.precision import (
     pays_only_compiled,
     quantizable,
 )
-from latfix.runners.service.forward_census import census, weight_kinds
-from tests.conftest import write_workload
-
-pytest.importorskip("torchao", reason="torchao is not installed: pip install 'latfix[quantization]'")
-
 from latfix.runners.model_transforms.precision_support import by_torchao
 from latfix.runners.model_transforms.torchao_layers import FewRowsLinear, quantize_layers
+from latfix.runners.service.forward_census import census, weight_kinds
+from tests.conftest import write_workload
 
 INT8: tuple[Any, ...] = ("int8_dynamic", "int8_weight_only")
 
@@ -51,6 +48,8 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def in_place_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but the kernels is as on a GPU: torchao's tensors, and its products by torch's operators."""
+    # Not while tests are collected: each process that runs any tests would spend more than a second on it.
+    pytest.importorskip("torchao", reason="torchao is not installed: pip install 'latfix[quantization]'")
     monkeypatch.setattr("latfix.runners.model_transforms.precision._gpu", lambda _: torch.device("cuda", 0))
     monkeypatch.setattr("latfix.runners.model_transforms.precision.device_capability", lambda _: (9, 0))
     monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)

@@ -222,8 +222,8 @@ def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: boo
 )
 def test_a_delayed_acknowledgment_within_an_answer_is_noted(program: str, example: str) -> None:
     """The process is busy until the first byte, and idle until the last."""
-    at, late = arrivals(4.0), np.full(N, 41 * MS)
-    end = at + 6 * services() + late
+    at, late = arrivals(4.0, n=500), np.full(500, 41 * MS)
+    end = at + 6 * services(500) + late
     record = recorded(at, end, samples=busy_while_serving(at, end, late), http={"program": program})
     record.requests["compute_ns"] -= late
     record.requests["finish_ns"] += late
