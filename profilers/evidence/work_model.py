@@ -178,7 +178,7 @@ def _fit(design: Floats, time_ns: Floats, rows: Ints, typical: float) -> Floats:
             weight = _biweight(residual, predicted, typical) / level**2
         if not weight.any():
             break
-        coefficients = nonnegative_least_squares(x, y, weight, coefficients)
+        coefficients = nonnegative_least_squares(x, y, weight)
     return np.asarray(coefficients / scale, dtype=np.float64)
 
 
@@ -200,30 +200,27 @@ def _median(values: Floats) -> float:
     return float(low + high) / 2
 
 
-def nonnegative_least_squares(x: Floats, y: Floats, weight: Floats, start: Floats | None = None) -> Floats:
+def nonnegative_least_squares(x: Floats, y: Floats, weight: Floats) -> Floats:
     """Coefficients ``b >= 0`` that minimize ``sum(weight * (y - x b)^2)``.
 
     The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, ch. 23) on the normal
     equations, with a ridge of 1e-9 for columns that repeat each other.
-
-    :param start: coefficients near them: those above 0 are tried first.
     """
     weighted = x * weight[:, None]
     gram = weighted.T @ x
     target = weighted.T @ y
     columns = len(target)
     gram.flat[:: columns + 1] += 1e-9 * max(float(np.trace(gram)) / columns, 1e-300)
-    b = np.zeros(columns) if start is None else start
-    passive = b > 0
+    b = np.zeros(columns)
+    passive = np.zeros(columns, dtype=bool)
     tolerance = 1e-10 * max(float(np.abs(target).max()), 1e-300)
-    for k in range(3 * columns):
-        if k or not passive.any():
-            gradient = target - gram @ b
-            gradient[passive] = -np.inf
-            best = int(np.argmax(gradient))
-            if gradient[best] <= tolerance:
-                break
-            passive[best] = True
+    for _ in range(3 * columns):
+        gradient = target - gram @ b
+        gradient[passive] = -np.inf
+        best = int(np.argmax(gradient))
+        if gradient[best] <= tolerance:
+            break
+        passive[best] = True
         while True:
             trial, among = np.zeros(columns), np.flatnonzero(passive)
             trial[among] = np.linalg.solve(gram[among[:, None], among], target[among])

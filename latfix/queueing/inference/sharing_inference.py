@@ -170,4 +170,4 @@ def equal_work_waits(at: Floats, work: float, cores: float, alone: float = 1.0) 
             ahead.popleft()
         now = until
         ahead.append((k, done + work))
-    return np.maximum(np.array(waits), 0.0)
+    return np.asarray(np.maximum(np.array(waits), 0.0), dtype=np.float64)

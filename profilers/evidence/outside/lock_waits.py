@@ -248,6 +248,8 @@ def call_in(samples: Columns, times: Floats, held: Intervals) -> str:
 def _without_core(process: ServiceProcess, standstills: Intervals) -> Floats:
     """Nanoseconds of each standstill in which threads wanted a core and had none, or a collection stopped them."""
     start, stop = standstills.start, standstills.end
+    if not len(start):
+        return np.zeros(0)
     idle = np.maximum((stop - start) - process.cpu.grown(start, stop), 0.0)
     return np.minimum(process.delay_of_each.grown(start, stop), idle) + process.collected.grown(start, stop)
 

@@ -19,13 +19,11 @@ def test_least_squares_finds_nonnegative_coefficients() -> None:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000))
-def test_least_squares_is_optimal_and_the_same_from_any_start(seed: int) -> None:
+def test_least_squares_is_optimal(seed: int) -> None:
     # At the optimum no change of a coefficient that keeps it nonnegative is an improvement.
     rng = np.random.default_rng(seed)
     x, y = rng.standard_normal((30, 5)), rng.standard_normal(30)
     b = nonnegative_least_squares(x, y, np.ones(30))
-    start = np.maximum(rng.standard_normal(5), 0.0)
-    assert nonnegative_least_squares(x, y, np.ones(30), start).tobytes() == b.tobytes()
     gradient = x.T @ (y - x @ b)
     assert (b >= 0).all()
     assert (gradient <= 1e-5).all()
