@@ -28,6 +28,8 @@ MS = 1_000_000
 #: Between two answers.
 GAP = 50_000
 N = 2_000
+#: Where requests are rare: readings of so long a run take longest.
+FEW = 700
 HTTP = {"kind": "http", "path": "http://h/p"}
 
 
@@ -199,9 +201,9 @@ def test_a_burst_in_front_of_one_server_is_traffic() -> None:
 def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: bool | None, noted: bool) -> None:
     """Work of about 42 ms also takes less than 40, or keeps the process busy."""
     rng = np.random.default_rng(6)
-    at = arrivals(10.0)
-    delayed_by = np.where(rng.random(N) < late, added_ms * MS, 0)
-    work = (rng.normal(10, 2, N) if added_ms == 32 else rng.uniform(1, 3, N)) * MS
+    at = arrivals(10.0, n=FEW)
+    delayed_by = np.where(rng.random(FEW) < late, added_ms * MS, 0)
+    work = (rng.normal(10, 2, FEW) if added_ms == 32 else rng.uniform(1, 3, FEW)) * MS
     end = at + work.astype(np.int64) + delayed_by
     series = busy_while_serving(at, end, delayed_by if idle else 0 * delayed_by)
     more = {} if idle is None else {"samples": series}
@@ -222,8 +224,8 @@ def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: boo
 )
 def test_a_delayed_acknowledgment_within_an_answer_is_noted(program: str, example: str) -> None:
     """The process is busy until the first byte, and idle until the last."""
-    at, late = arrivals(4.0, n=500), np.full(500, 41 * MS)
-    end = at + 6 * services(500) + late
+    at, late = arrivals(4.0, n=FEW), np.full(FEW, 41 * MS)
+    end = at + 6 * services(FEW) + late
     record = recorded(at, end, samples=busy_while_serving(at, end, late), http={"program": program})
     record.requests["compute_ns"] -= late
     record.requests["finish_ns"] += late
@@ -239,9 +241,9 @@ def test_waits_in_which_threads_sleep_are_said_to_be(slept: bool, pause_ms: int)
 
     A pause that all requests make is no reason for these.
     """
-    at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 60 * MS, 0)
+    at, late = arrivals(10.0, n=FEW), np.where(np.random.default_rng(6).random(FEW) < 0.08, 60 * MS, 0)
     pause = pause_ms * MS
-    end = at + services() + pause + late
+    end = at + services(FEW) + pause + late
     series = busy_while_serving(at, end, pause + late)
     times = np.unique(series["t_ns"])
     asleep = present(times, end - pause - late * slept, end) + 1
@@ -271,8 +273,8 @@ def test_the_call_in_which_the_only_server_waits_is_named(call: str, words: str)
 
 def test_a_stopped_process_is_no_dependency() -> None:
     """One request in twelve is there while the process is stopped for 60 ms."""
-    at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 60 * MS, 0)
-    end = at + services() + late
+    at, late = arrivals(10.0, n=FEW), np.where(np.random.default_rng(6).random(FEW) < 0.08, 60 * MS, 0)
+    end = at + services(FEW) + late
     series = busy_while_serving(at, end, late)
     times = np.unique(series["t_ns"])
     read = {name: series["value"][series["series"] == f"server.{name}"] for name in ("cpu_ns", "runq_ns")}
@@ -285,8 +287,8 @@ def test_a_stopped_process_is_no_dependency() -> None:
 
 def test_delayed_acknowledgments_of_some_answers_are_noted_and_no_dependency() -> None:
     """One answer in twelve waits after its first byte, such as a large one; streams and other pauses do not count."""
-    at, late = arrivals(10.0), np.where(np.random.default_rng(6).random(N) < 0.08, 41 * MS, 0)
-    end = at + services() + late
+    at, late = arrivals(10.0, n=FEW), np.where(np.random.default_rng(6).random(FEW) < 0.08, 41 * MS, 0)
+    end = at + services(FEW) + late
 
     def found(paused: Ints, chunks: int) -> Diagnosis:
         record = recorded(at, end, samples=busy_while_serving(at, end, late))
