@@ -7,6 +7,7 @@ import gc
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -240,13 +241,24 @@ def test_growth_slows_later_requests_down(kind: str) -> None:
 
 def test_touching_is_outside_the_interpreter_lock() -> None:
     """While one thread touches many pages, another runs bytecode."""
-    size, ticks = 64 << 20, 0
+    size, ran, interval = 16 << 20, threading.Event(), sys.getswitchinterval()
     buffer = ctypes.create_string_buffer(size)
-    with ThreadPoolExecutor(1) as pool:
-        touched = pool.submit(lambda: [memory.touch(ctypes.addressof(buffer), size) for _ in range(4)])
-        while not touched.done():
-            ticks += 1
-    assert ticks > 0
+
+    def touched() -> bool:
+        for _ in range(200):
+            memory.touch(ctypes.addressof(buffer), size)
+            if ran.is_set():
+                return True
+        return False
+
+    sys.setswitchinterval(1_000.0)  # no thread has to give the lock up
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            seen = pool.submit(touched)
+            ran.set()
+    finally:
+        sys.setswitchinterval(interval)
+    assert seen.result()
 
 
 def test_beyond_the_recompile_limit_the_model_runs_uncompiled_and_longer(tmp_path: Path) -> None:
