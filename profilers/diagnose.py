@@ -37,10 +37,11 @@ from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
 from latfix.profilers.code_lines.slow_lines import slow_lines, stack_times
 from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.outside.outside_view import Serving
+from latfix.profilers.evidence.outside.serving_processes import served_by
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.server_advice import with_advice
-from latfix.profilers.services.service_figures import service_figures
+from latfix.profilers.services.service_figures import service_figures, slower_process
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Slowest, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
@@ -129,8 +130,10 @@ class _Findings:
         late = late_words(totals.lag.percentile(99) / 1e6, ok_ms["p50"])
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
-        disturbed = disturbance(self.baselines.evidence.samples)
-        ledger = totals.ledger()
+        disturbed = disturbance(self.baselines.sample.samples)
+        ledger, outside = totals.ledger(), self._outside()
+        if service := outside.get("service"):
+            notes += filter(None, [slower_process(service)])
         if not totals.exact:
             notes.append(
                 f"{totals.requests:,} requests were attributed in pieces: references, models and the counts in the "
@@ -167,7 +170,7 @@ class _Findings:
             disturbed=disturbed,
             recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
             largest=Slowest.of(ledger),
-            **self._outside(),
+            **outside,
             incident=incident,
             **self._extra(causes),
         )
@@ -259,10 +262,11 @@ class _Findings:
             return {}
         serving = Serving(servers=setup.servers, rule=setup.rule)
         record = self.source.stretch(0, len(self.source))
+        served = served_by(record) if setup.processes > 1 else np.zeros(0, np.int64)
         return {
             "seen": tuple(cause.id for cause in CAUSES if cause.shows(self.baselines.evidence)),
             "source": Source(kind="http", path=str(meta.source.get("path", ""))),
-            "service": service_figures(record, serving, self.totals.tail_ns),
+            "service": service_figures(record, serving, self.totals.tail_ns, served),
         }
 
     def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:

@@ -359,6 +359,13 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     took = "" if service.connect_ms is None else f", each {milliseconds(service.connect_ms.get('p50'))} (p50)"
     rows.append(("connections", f"{count(service.connections)} opened{took}"))
     rows += _part_words(service)
+    if service.processes:
+        told = (
+            f"{one.pid}: {count(one.requests)} requests over {counted(one.connections, 'connection')}, p99 "
+            f"{milliseconds(one.latency_ms.get('p99'))}"
+            for one in service.processes
+        )
+        rows.append(("processes", "; ".join(told)))
     process = service.process
     if process is not None:
         throttled = "" if process.throttled_ms is None else f", throttled {milliseconds(process.throttled_ms)}"

@@ -452,6 +452,20 @@ class ProcessFigures(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingProcess(Document):
+    """One of several processes that hold the service's connections.
+
+    :param connections: that it accepted; ``requests`` that ended ``ok``, and ``slow`` those of them in the tail.
+    """
+
+    pid: int
+    connections: int
+    requests: int
+    slow: int
+    latency_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyPart(Document):
     """A part of the latency of requests to a service that reports where their time went. Milliseconds.
 
@@ -496,6 +510,8 @@ class ServiceFigures(Document):
     :param metrics: by name, its reported values before, after, and at most.
     :param parts: of the latency, if the service reports where its requests' time went.
     :param parts_known: how: the means of intervals, or by request.
+    :param processes: that served, if there are several and it is known which of them served each request.
+    :param beside_idle: share of the slow requests that came to a process with others, while another one had none.
     """
 
     connections: int
@@ -508,6 +524,8 @@ class ServiceFigures(Document):
     parts: tuple[LatencyPart, ...] = field(default=(), metadata=json_key(omit_empty=True))
     parts_known: str = field(default="", metadata=json_key(omit_empty=True))
     batches: InferredBatches | None = field(default=None, metadata=json_key(omit_empty=True))
+    processes: tuple[ServingProcess, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    beside_idle: float | None = field(default=None, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

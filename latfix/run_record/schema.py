@@ -71,6 +71,7 @@ REQUEST_DTYPE = np.dtype(
         ("send_ns", "<i8"),  # of `prepare`, which also opens a connection if none is idle: writing the request
         ("http_status", "<i8"),  # of the answer; 0: none came
         ("new_connection", "<i8"),  # 1: a connection was opened for it
+        ("client_port", "<i8"),  # of the connection's own end; 0: unknown
         ("sent_bytes", "<i8"),  # of the request, head and body
         ("received_bytes", "<i8"),  # of the answer, head and body
         ("chunks", "<i8"),  # parts of a streamed answer that carried output
@@ -212,5 +213,7 @@ PACE = "host.pace_ns"
 #: server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
 #: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait),
 #: server.thread.<number> (its time on a core since the previous poll, from 1 ms);
+#: pid.<pid>.<…>: the same of each of several processes that ran, and its parent; connection.<client's port>: the
+#: process that holds the service's end of that connection from then on
 #: metrics.<name>: its figures under /metrics
 #: poll.<probe>_ns: duration of the probe's own poll

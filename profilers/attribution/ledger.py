@@ -17,6 +17,7 @@ from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import Claim, Granted, Left
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
+from latfix.profilers.evidence.outside.outside_view import presence
 from latfix.profilers.evidence.run_baselines import ordinary_mean, quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.queueing.queue_simulator import Policy
@@ -281,13 +282,13 @@ def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, serv
 
 
 def _recorded(evidence: Evidence) -> Recorded:
-    rows, batches = evidence.rows, evidence.batches
+    batches = evidence.batches
     return Recorded.of(
         evidence.batch_of,
         batches["worker"],
         batches["open_ns"],
         batches["close_ns"] - evidence.units["lag"].wall,
-        rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"],
+        presence(evidence.rows)[0],
     )
 
 

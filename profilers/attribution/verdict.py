@@ -402,6 +402,8 @@ def _invisible(evidence: Evidence, meta: RunMeta) -> list[str]:
             f"Process {http['pid']} ({http['program']}) does not listen at this address{wrong}. "
             f"{evidence.setup.behind} does; if that is a proxy, {todo}."
         )
+    if evidence.setup.unknown_process:
+        notes.append(evidence.setup.unknown_process)
     if evidence.told.note:
         notes.append(evidence.told.note)
     if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:

@@ -87,7 +87,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     units: dict[str, Parts] = {}
     if "dependency" in evidence.told.parts:
         return beyond_usual(evidence, left, evidence.told.parts["dependency"], "told.dependency")
-    if evidence.setup.servers == 0 and piles_up(*presence(evidence.rows)):
+    at, end = presence(evidence.rows)
+    if evidence.setup.servers == 0 and piles_up(at - evidence.moved("finish"), end - evidence.moved("finish")):
         return Claim(units=units)
     if evidence.setup.behind and not serves(evidence.rows, evidence.process):
         return Claim(units=units)

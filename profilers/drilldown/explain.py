@@ -18,6 +18,7 @@ from latfix.profilers.drilldown.service_costs import batch_costs, prepare_costs
 from latfix.profilers.drilldown.summary_sentence import closing_sentence
 from latfix.profilers.drilldown.timeline import EventIndex, timeline
 from latfix.profilers.drilldown.wait_chain import Lanes
+from latfix.profilers.evidence.outside.outside_view import presence
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import BatchFacts, Entry, Story, Wait
@@ -55,8 +56,8 @@ class _Explainer:
         self.evidence = evidence = gather(record)
         self.events = EventIndex(record)
         rows, batches = evidence.rows, evidence.batches
-        handed = rows["arrival_ns"] + rows["dispatch_ns"]
-        self.enqueued = handed + rows["prepare_ns"]
+        self.enqueued, _ = presence(rows)
+        handed = self.enqueued - rows["prepare_ns"]
         self.sorted_ok = np.sort(record.latencies_ns())
         line = service_line(evidence)
         freed = None if evidence.setup.outside else batches["free_ns"]  # not visible from outside
@@ -146,8 +147,9 @@ class _Explainer:
         if self.evidence.setup.servers == 0:  # what it waited behind is unknown
             return ()
         rows, batch = self.evidence.rows, int(self.evidence.batch_of[row])
-        arrival = int(rows["arrival_ns"][row])
-        handed, enqueued = arrival + int(rows["dispatch_ns"][row]), int(self.enqueued[row])
+        enqueued = int(self.enqueued[row])
+        handed = enqueued - int(rows["prepare_ns"][row])
+        arrival = handed - int(rows["dispatch_ns"][row])
         begun = handed + int(rows["prepare_wait_ns"][row])
         taken = enqueued + int(rows["queue_ns"][row])
         if batch >= 0 and self.evidence.batches["retried"][batch]:  # alone, after its batch failed

@@ -44,7 +44,7 @@ def incident_of(
         return None
     excess_ns = float(latency[latency >= tail_ns].mean() - ledger.reference_ns)
     incident = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=tail)
-    if not evidence.setup.batched:
+    if not evidence.setup.batched or evidence.setup.processes > 1:
         return incident
     costs = batch_costs(evidence, line)
     held = costs.end - costs.start

@@ -10,6 +10,7 @@ from latfix.arrays import Ints
 from latfix.formatting import counted
 from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.profilers.evidence.outside.outside_view import Serving
+from latfix.profilers.evidence.outside.serving_processes import ServingProcesses
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
@@ -39,12 +40,20 @@ class Setup:
         latfix's own runner; ``outside`` True for the former. ``rule`` how they gather batches, if they do.
         ``outside_ns`` time of a request before and after its server. ``behind`` names the processes that accept its
         connections, if the watched one does not: proxies, or ``--pid`` is wrong; else it is empty.
+        ``processes`` of which each has such servers; ``unknown_process`` why these cannot be told apart.
     :ivar threads: that run the model: ``workers`` counts the places of each.
     :ivar expandable: torch's allocator maps pages on the device (expandable segments).
     :ivar copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
     """
 
-    def __init__(self, meta: RunMeta, batches: Columns, rows: Columns, serving: Serving | None = None) -> None:
+    def __init__(
+        self,
+        meta: RunMeta,
+        batches: Columns,
+        rows: Columns,
+        serving: Serving | None = None,
+        processes: ServingProcesses | None = None,
+    ) -> None:
         settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default: one thread per core.
         threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
@@ -91,6 +100,8 @@ class Setup:
         self.places = settings.places
         self.threads = -(-workers // settings.places)
         self.servers, self.outside, self.rule = servers, servers is not None, rule
+        self.processes = 1 if processes is None else max(len(processes.helpers), 1)
+        self.unknown_process = "" if processes is None else processes.unknown
         self.outside_ns = 0 if serving is None else serving.outside_ns
         listening = meta.http.get("listening", {}) if meta.http.get("accepts") is False else {}
         self.behind = ", ".join(f"{pid} ({program})" for pid, program in listening.items())
@@ -105,7 +116,8 @@ class Setup:
     def capacity_text(self) -> str:
         """``2 workers, batches of up to 8``, or for a service seen from outside ``2 servers``."""
         if self.servers is not None and self.rule is None:
-            return f"{self.servers} server{'s' * (self.servers != 1)}"
+            each = f" in each of {self.processes} processes" if self.processes > 1 else ""
+            return f"{counted(self.servers, 'server')}{each}"
         return f"{counted(self.threads, 'worker')}, batches of up to {max(self.max_batch, self.places)}"
 
     def device_numbers(self, worker: Ints) -> Ints:

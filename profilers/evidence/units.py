@@ -23,6 +23,7 @@ from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.first_uses import slow_first_uses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, serving_of
 from latfix.profilers.evidence.outside.outside_view import (
+    MOVED,
     Serving,
     as_served,
     presence,
@@ -37,6 +38,12 @@ from latfix.profilers.evidence.outside.service_process import (
     THROTTLED,
     Counter,
     ServiceProcess,
+)
+from latfix.profilers.evidence.outside.serving_processes import (
+    ServingProcesses,
+    find_processes,
+    laid_apart,
+    served_by,
 )
 from latfix.profilers.evidence.outside.serving_threads import (
     ServingThreads,
@@ -120,6 +127,7 @@ class Evidence:
     :param threads: what threads of a service behind an address computed for long; nothing in other runs.
     :param told: what a service behind an address itself reports of its requests' time, and how long the thread of
         each computed if it does not report its work; empty in other runs.
+    :param served: ``(n,)`` the process that served each request to a service behind an address, 0 if it is not known.
     :param begins: true if these requests are the run's first.
     """
 
@@ -150,6 +158,12 @@ class Evidence:
     own_prefill: Ints
     threads: ServingThreads
     told: ServerAccount = field(default_factory=ServerAccount)
+    served: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def moved(self, name: str) -> Ints:
+        """By how much each unit is later than in the run, nanoseconds: each process has its own line of time."""
+        moved = self.rows.get(MOVED, np.zeros(len(self.ok), np.int64))
+        return moved[np.maximum(self.head, 0)] if name in BATCH_UNITS and len(moved) else moved
 
     def usually_blocked(self, unit: str) -> int:
         """Median blocked nanoseconds of a unit: its usual wait."""
@@ -299,15 +313,18 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     """
     norms = Norms() if norms is None else norms
     serving, told, threads = None, ServerAccount(), nothing_computed(len(record.requests["index"]))
+    processes, served = ServingProcesses(helpers={}), np.zeros(0, np.int64)
     if record.meta.is_http:
-        serving, told = norms.of("serving", partial(serving_of, record)), server_account(record)
+        told, processes = server_account(record), norms.of("processes", partial(find_processes, record))
+        served, record = served_by(record), laid_apart(record, processes)
+        serving = norms.of("serving", partial(serving_of, record))
         threads = find_serving_threads(record.samples, *presence(record.requests), _answers(record))
         if threads.known and not told.works:
             parts, sources = {**told.parts, "compute": threads.computed}, {**told.sources, "compute": BY_THREAD}
             told = replace(told, parts=parts, sources=sources)
         record = as_served(record, serving, told.parts.get("queue"), threads.background)
     rows, batches = record.requests, record.batches
-    setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, serving))
+    setup = norms.of("setup", lambda: Setup(record.meta, batches, rows, serving, processes))
     n, m = len(rows["index"]), len(batches["batch_id"])
     batch_of = places(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
@@ -323,7 +340,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         batches = {**batches, "first_shape": np.maximum(batches["first_shape"], first)}
         norms.of("slow_first_uses", lambda: bool(_first_uses(batches, longer=_FAR).any()))
     priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
-    enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    enqueue = presence(rows)[0]
     head = _heads(batch_of, enqueue, priority, m)
     ideal = _ideal_close(batches, members, enqueue, head, setup)
     lag = np.maximum(batches["close_ns"] - ideal, 0)
@@ -379,6 +396,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         own_prefill=own_prefill_ns(standstills, spread(units["compute"].wall, batch_of), members.attributes),
         threads=threads,
         told=told,
+        served=served,
     )
 
 
@@ -404,7 +422,7 @@ def _seen_from_outside(
     answers = None
     if serving.servers == 0:
         standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
-        shared = find_shared_cores(record.samples, at, end)
+        shared = find_shared_cores(record.samples, at, end, rows.get(MOVED, 0))
         answers = _answers(record)
     return standstills, find_lock_waits(record.samples, at, end, standstills.everyone, answers, threads), shared
 
@@ -533,10 +551,9 @@ def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints) -> tuple[Ints, Ints
 
 
 def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup) -> dict[str, Unit]:
-    handed = rows["arrival_ns"] + rows["dispatch_ns"]
-    end = handed + rows["prepare_ns"]
+    end, finished = presence(rows)
+    handed = end - rows["prepare_ns"]
     prepare = _split(rows["prepare_ns"] - rows["prepare_wait_ns"], rows["prepare_cpu_ns"], rows["prepare_runq_ns"])
-    finished = rows["arrival_ns"] + rows["latency_ns"]
     own = np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
     late = np.where(rows["finish_wait_ns"] == 0, spread(_read_late(batches, setup), batch_of), 0)
     finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"] + late)
@@ -547,7 +564,7 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup
     intake = _split(until, zero, rows["intake_runq_ns"])
     no_thread = np.full(len(handed), -1, np.int64)
     return {
-        "dispatch": Unit(rows["arrival_ns"], handed, zero, zero, lag, zero, zero, no_thread),
+        "dispatch": Unit(handed - rows["dispatch_ns"], handed, zero, zero, lag, zero, zero, no_thread),
         "intake": Unit(handed, handed + until, *intake, zero, zero, no_thread),
         "prepare": Unit(
             end - sum(prepare), end, *prepare, rows["prepare_minflt"], rows["prepare_majflt"], rows["prepare_thread"]

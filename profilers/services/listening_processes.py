@@ -1,4 +1,4 @@
-"""The processes of this machine that accept a service's connections, from the kernel's tables of sockets."""
+"""The processes of this machine that accept or hold a service's connections, from the kernel's tables of sockets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-#: The state of a listening socket.
-_LISTENS = "0A"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+#: The states of a listening socket, and of one whose own end is open.
+_LISTENS, _OPEN = "0A", ("01", "08")
 
 
 def listening_processes(host: str, port: int, root: Path = Path("/")) -> tuple[int, ...]:
@@ -20,7 +23,11 @@ def listening_processes(host: str, port: int, root: Path = Path("/")) -> tuple[i
     if not _is_local(host):
         return ()
     wanted = ipaddress.ip_address(host)
-    sockets = {f"socket:[{inode}]" for place, inode in _listening(root, port) if place in (wanted, None)}
+    sockets = {
+        _socket(each.inode)
+        for each in _sockets(root, port)
+        if each.state == _LISTENS and (each.place == wanted or int(each.place) == 0)
+    }
     holders = []
     for process in (root / "proc").iterdir() if sockets else ():
         if process.name.isdecimal() and not sockets.isdisjoint(_open_files(process)):
@@ -73,19 +80,71 @@ def _is_local(host: str) -> bool:
     return True
 
 
-def _listening(root: Path, port: int) -> Iterable[tuple[object, str]]:
-    """Address, ``None`` for all of the machine's, and inode of each socket that listens on a port."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Socket:
+    """A socket of this machine; ``peer`` and ``peer_port`` are the other end."""
+
+    state: str
+    place: Address
+    peer: Address
+    peer_port: int
+    inode: str
+
+
+class Connections:
+    """Which processes hold a service's ends of connections from this machine.
+
+    The table of all sockets is read only when processes have sockets that they did not have before.
+    """
+
+    def __init__(self, port: int, root: Path = Path("/")) -> None:
+        self._port, self._root = port, root
+        self._held: dict[str, list[int]] = {}
+        self._known: dict[int, tuple[str, int]] = {}
+
+    def new_holders(self, processes: Iterable[int]) -> dict[int, int]:
+        """By the client's port, the process that holds a connection, if that is new, and no other holds it.
+
+        With a proxy, a container or a client elsewhere in between, a connection has other ends: none is found.
+        """
+        held: dict[str, list[int]] = {}
+        for pid in processes:
+            for name in _open_files(self._root / "proc" / str(pid)):
+                if name.startswith("socket:"):
+                    held.setdefault(name, []).append(pid)
+        if held == self._held:
+            return {}
+        self._held, found = held, dict[int, int]()
+        for each in _sockets(self._root, self._port):
+            holders = held.get(_socket(each.inode), [])
+            if each.state in _OPEN and each.place == each.peer and len(holders) == 1:
+                known = each.inode, holders[0]
+                if self._known.get(each.peer_port) != known:
+                    self._known[each.peer_port], found[each.peer_port] = known, holders[0]
+        return found
+
+
+def _sockets(root: Path, port: int) -> Iterable[_Socket]:
+    """The sockets of this machine at a port."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (root / "proc/net" / table).read_text().splitlines()[1:]:
-                _, local, _, state, *fields = line.split()
-                place, _, number = local.partition(":")
-                if state == _LISTENS and int(number, 16) == port:
-                    words = bytes.fromhex(place)
-                    packed = b"".join(words[k : k + 4][::-1] for k in range(0, len(words), 4))
-                    found = ipaddress.ip_address(packed)
-                    found = getattr(found, "ipv4_mapped", None) or found
-                    yield None if int(found) == 0 else found, fields[5]
+                _, local, remote, state, *fields = line.split()
+                (place, number), (peer, peer_number) = _place(local), _place(remote)
+                if number == port:
+                    yield _Socket(state=state, place=place, peer=peer, peer_port=peer_number, inode=fields[5])
+
+
+def _place(text: str) -> tuple[Address, int]:
+    """Address and port of one end of a socket."""
+    place, _, number = text.partition(":")
+    words = bytes.fromhex(place)
+    found = ipaddress.ip_address(b"".join(words[k : k + 4][::-1] for k in range(0, len(words), 4)))
+    return getattr(found, "ipv4_mapped", None) or found, int(number, 16)
+
+
+def _socket(inode: str) -> str:
+    return f"socket:[{inode}]"
 
 
 def _open_files(process: Path) -> set[str]:

@@ -8,15 +8,29 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from latfix.errors import InputError
-from latfix.profilers.evidence.outside.service_process import COLLECTED, STOPPED, THREAD
+from latfix.profilers.evidence.outside.service_process import (
+    COLLECTED,
+    CPU,
+    DISK,
+    MAJOR_FAULTS,
+    MINOR_FAULTS,
+    PARENT,
+    RUN_QUEUE,
+    STOPPED,
+    THREAD,
+    THREADS,
+    of_process,
+)
 from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.services.listening_processes import descendants
-from latfix.profilers.services.thread_waits import ThreadWaits
+from latfix.profilers.services.thread_waits import ThreadWaits, summed
 
 Reading = dict[str, float]
 
@@ -26,14 +40,34 @@ _TICK_NS, _DISK_TICKS = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), 39
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Most threads to read at every poll; least time on a core by which a thread ran between two polls.
 _MOST_THREADS, _RAN_NS = 512, 1_000_000
+#: Most processes with series of their own.
+_MOST_PROCESSES = 24
 #: How names of a JVM's threads begin that compute while all its others are stopped (HotSpot's safepoints).
 _COLLECTORS = ("VM Thread", "GC Thread#")
+
+
+@dataclass(slots=True)
+class _Process:
+    """What is kept of one process.
+
+    :param stat: of its main thread.
+    :param ended: the counters of its threads that ended.
+    :param begun_ns: its time on cores at the first reading; ``ran`` whether that has grown.
+    """
+
+    stat: KeptOpen
+    ended: list[int] = field(default_factory=lambda: [0] * 5)
+    begun_ns: int = -1
+    ran: bool = False
+    stopped_ns: int = 0
+    collected_ns: int = 0
 
 
 class ProcessWatch:
     """Counters summed over a process and its descendants, including threads that have ended.
 
-    Different threads may call :meth:`read_fast` and :meth:`read_slow`.
+    If there are several processes, also those of each that runs meanwhile. Different threads may call
+    :meth:`read_fast` and :meth:`read_slow`.
 
     :param pid: its number on this machine.
     :param beside: other processes that serve with it.
@@ -60,8 +94,8 @@ class ProcessWatch:
         self._ended = [0] * 5
         #: By thread, its number in :data:`THREAD`.
         self._numbers: dict[str, int] = {}
-        self._state = KeptOpen(self._proc / str(pid) / "task" / str(pid) / "stat", size=128)
-        self._stopped_ns, self._seen_ns = 0, time.perf_counter_ns()
+        self._own: dict[int, _Process] = {}
+        self._seen_ns = time.perf_counter_ns()
         self._collectors: set[str] = set()
         self._collected_ns = 0
         self._faults: dict[int, tuple[int, int]] = {}
@@ -92,6 +126,11 @@ class ProcessWatch:
         with self._lock:
             for gone in self._threads.keys() - result:
                 self._forget(gone)
+            for pid in self._own.keys() - set(processes):
+                self._own.pop(pid).stat.close()
+            for pid in set(processes) - self._own.keys():
+                with contextlib.suppress(OSError):
+                    self._own[pid] = _Process(KeptOpen(self._proc / str(pid) / "task" / str(pid) / "stat", size=128))
             for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
                 with contextlib.suppress(OSError):
                     self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128), [0] * 5
@@ -105,30 +144,61 @@ class ProcessWatch:
         """On-CPU time of all threads and of each that ran, run-queue delay, time while stopped, and waits."""
         if self._count_threads() != self._counted:
             self.look_around()
-        ran: Reading = {}
-        collected_ns = 0
+        ran: dict[int, Reading] = defaultdict(dict)
+        collected_ns: dict[int, int] = defaultdict(int)
         with self._lock:
             for thread, (file, counters) in list(self._threads.items()):
                 try:
-                    words, before = file.read().split(), counters[0]
+                    words, before, pid = file.read().split(), counters[0], _process_of(thread)
                     counters[:2] = int(words[0]), int(words[1])
-                    if before and counters[0] - before >= _RAN_NS:
-                        ran[f"{THREAD}{self._numbers[thread]}"] = counters[0] - before
-                    if before and thread in self._collectors:
-                        collected_ns = max(collected_ns, counters[0] - before)
+                    grown = counters[0] - before if before else 0
+                    if grown >= _RAN_NS:
+                        ran[pid][f"{THREAD}{self._numbers[thread]}"] = grown
+                    if thread in self._collectors:
+                        collected_ns[pid] = max(collected_ns[pid], grown)
                 except (OSError, IndexError):  # the thread ended
                     self._forget(thread)
                     self._counted = 0
+            waits = self._waits.read()
             cpu, runq, *_ = self._sums()
-            reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
-            if stopped_ns := self._stopped():
-                reading[STOPPED] = stopped_ns
+            reading: Reading = {CPU: cpu, RUN_QUEUE: runq, THREADS: len(self._threads)}
             if self._collectors:
-                self._collected_ns += collected_ns
+                self._collected_ns += max(collected_ns.values(), default=0)
                 reading[COLLECTED] = self._collected_ns
             if self.throttling:
                 reading["server.throttled_ns"] = self._throttle.throttled_ns()
-            return reading | ran | self._waits.read()
+            found = self._by_process(ran, waits, collected_ns)
+            if stopped_ns := found.get(self.pid, {}).get(STOPPED):
+                reading[STOPPED] = stopped_ns
+            return reading | summed(ran) | summed(waits) | self._waits.loops | self._apart(found)
+
+    def _by_process(
+        self, ran: Mapping[int, Reading], waits: Mapping[int, Reading], collected_ns: Mapping[int, int]
+    ) -> dict[int, Reading]:
+        """The reading of each process."""
+        before_ns, self._seen_ns = self._seen_ns, time.perf_counter_ns()
+        counters = {pid: [own.ended] for pid, own in self._own.items()}
+        for thread, (_, each) in self._threads.items():
+            counters.get(_process_of(thread), []).append(each)
+        found: dict[int, Reading] = {}
+        for pid, own in self._own.items():
+            cpu, runq, *_ = (sum(each) for each in zip(*counters[pid], strict=True))
+            own.begun_ns = cpu if own.begun_ns < 0 else own.begun_ns
+            own.ran = own.ran or cpu > own.begun_ns
+            own.stopped_ns += (self._seen_ns - before_ns) * _is_stopped(own.stat)
+            own.collected_ns += collected_ns.get(pid, 0)
+            series = {STOPPED: own.stopped_ns, COLLECTED: own.collected_ns}
+            found[pid] = {CPU: cpu, RUN_QUEUE: runq, THREADS: len(counters[pid]) - 1}
+            found[pid] |= {name: value for name, value in series.items() if value}
+            found[pid] |= {**ran.get(pid, {}), **waits.get(pid, {})}
+        return found
+
+    def _apart(self, found: Mapping[int, Reading]) -> Reading:
+        """The series of each process that runs, if there are several."""
+        ran = [pid for pid, own in self._own.items() if own.ran and pid in found]
+        if len(self.processes) < 2 or len(ran) > _MOST_PROCESSES:
+            return {}
+        return {of_process(pid, name): value for pid in ran for name, value in found[pid].items()}
 
     def read_slow(self) -> Reading:
         """Page faults, waits for disks, context switches, resident memory, processes and usable cores.
@@ -137,11 +207,18 @@ class ProcessWatch:
         """
         self.look_around()
         cores: set[int] = set()
+        apart: dict[int, Reading] = {}
         resident = 0
         for pid in self.processes:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = _fields(self._proc / str(pid) / "stat")
                 self._faults[pid] = (int(fields[7]), int(fields[9]))
+                apart[pid] = {
+                    PARENT: int(fields[1]),
+                    MINOR_FAULTS: int(fields[7]),
+                    MAJOR_FAULTS: int(fields[9]),
+                    DISK: 0,
+                }
                 resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
         with self._lock:
             threads = list(self._threads.items())
@@ -154,6 +231,9 @@ class ProcessWatch:
                 counters[4] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
         with self._lock:
             _, _, voluntary, involuntary, disk_ticks = self._sums()
+            for pid, own in self._own.items() if disk_ticks else ():
+                each = (counters[4] for thread, (_, counters) in threads if _process_of(thread) == pid)
+                apart.get(pid, {})[DISK] = (own.ended[4] + sum(each)) * _TICK_NS
         return {
             "server.minflt": sum(minor for minor, _ in self._faults.values()),
             "server.majflt": sum(major for _, major in self._faults.values()),
@@ -163,21 +243,13 @@ class ProcessWatch:
             "server.rss_bytes": resident,
             "server.processes": len(self.processes),
             **({"server.cores": min(len(cores), os.cpu_count() or len(cores))} if cores else {}),
+            **self._apart(apart),
         }
 
     def close(self) -> None:
         self._waits.close()
-        self._state.close()
-        for file, _ in self._threads.values():
+        for file in (*(own.stat for own in self._own.values()), *(file for file, _ in self._threads.values())):
             file.close()
-
-    def _stopped(self) -> int:
-        """Nanoseconds for which the process was stopped so far, to the nearest polls."""
-        before, self._seen_ns = self._seen_ns, time.perf_counter_ns()
-        with contextlib.suppress(OSError):  # it ended
-            if self._state.read().rpartition(b")")[2].lstrip()[:1] in (b"T", b"t"):
-                self._stopped_ns += self._seen_ns - before
-        return self._stopped_ns
 
     def _count_threads(self) -> int:
         """A quick check for new threads: the link count of ``task`` grows with each."""
@@ -193,11 +265,24 @@ class ProcessWatch:
         del self._numbers[thread]
         self._collectors.discard(thread)
         file.close()
+        if own := self._own.get(_process_of(thread)):
+            own.ended = [before + more for before, more in zip(own.ended, counters, strict=True)]
         self._ended = [before + more for before, more in zip(self._ended, counters, strict=True)]
 
     def _sums(self) -> list[int]:
         """The counters of all threads, including those that ended."""
         return [sum(each) for each in zip(self._ended, *(own for _, own in self._threads.values()), strict=True)]
+
+
+def _process_of(thread: str) -> int:
+    return int(thread.partition("/")[0])
+
+
+def _is_stopped(stat: KeptOpen) -> bool:
+    """True if a signal or a tracer stopped the process."""
+    with contextlib.suppress(OSError):  # it ended
+        return stat.read().rpartition(b")")[2].lstrip()[:1] in (b"T", b"t")
+    return False
 
 
 def _fields(stat: Path) -> list[str]:

@@ -191,6 +191,18 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "": _OUTSIDE,
     },
 }
+#: For each server, how requests reach a process that is free, if they wait in one while others are idle.
+_DISTRIBUTED: Mapping[str, str] = {
+    "gunicorn": "--worker-connections lower, so that a process with many connections leaves new ones to others; "
+    "--keep-alive lower, so that idle ones are distributed again",
+    "uvicorn": "--timeout-keep-alive lower, so that idle connections are distributed again",
+    "Node": "server.maxRequestsPerSocket, after which a connection is distributed again (cluster.SCHED_RR)",
+}
+_PROXY = (
+    "a proxy in front that gives a request to the process with the fewest (least_conn in nginx, leastconn in HAProxy)"
+)
+#: Least share of the slow requests.
+_BESIDE_IDLE = 0.5
 #: Metrics that grow only if a cache is too small, and the advice for that.
 _PREEMPTIONS: Mapping[str, str] = {
     "vllm:num_preemptions": "--gpu-memory-utilization higher or --max-num-seqs lower",
@@ -215,10 +227,12 @@ def with_advice(result: Diagnosis, header: str = "", program: str = "") -> Diagn
     if not server:
         return result
     causes = [cause for cause in result.causes if cause.named and cause.cause != UNEXPLAINED]
+    beside_idle = (result.service.beside_idle if result.service else None) or 0.0
+    elsewhere = (_DISTRIBUTED.get(server, ""), _PROXY) if beside_idle >= _BESIDE_IDLE else ()
     advice = [
         Advice(server=server, told_by=told_by, cause=cause.cause, change=change, evidence=cause.evidence)
         for cause in causes
-        if (change := _change(cause.cause, server, str(read.get("served by", ""))))
+        if (change := _change(cause.cause, server, str(read.get("served by", "")), elsewhere))
     ]
     for name, values in metrics.items():
         grown = values["after"] - values["before"]
@@ -241,9 +255,11 @@ def _server(metrics: Mapping[str, Any], header: str, format_: str) -> tuple[str,
     return "", ""
 
 
-def _change(cause: str, server: str, served_by: str) -> str:
+def _change(cause: str, server: str, served_by: str, elsewhere: tuple[str, ...]) -> str:
     if cause == "stall.shared" and served_by:
         return {ONE_LOOP: _ASYNC, THREADS: _THREADED}[served_by]
     known = _SETTINGS.get("external.dependency" if cause.startswith("dependency.") else cause, {})
     language = "Python" if server in _OWN_PYTHON else ""
-    return known.get(server) or known.get(language) or known.get("", "")
+    change = known.get(server) or known.get(language) or known.get("", "")
+    waits = cause in ("traffic.burst", "traffic.overload")
+    return "; ".join(filter(None, (*elsewhere, change))) if waits else change

@@ -6,9 +6,19 @@ import math
 
 import numpy as np
 
+from latfix.arrays import Ints
+from latfix.formatting import milliseconds, percent
 from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
-from latfix.profilers.evidence.outside.service_process import CPU, RUN_QUEUE, THROTTLED, Counter, series_names
+from latfix.profilers.evidence.outside.service_process import (
+    CPU,
+    RUN_QUEUE,
+    SURE,
+    THROTTLED,
+    Counter,
+    series_names,
+)
+from latfix.profilers.evidence.outside.serving_processes import came_while_others_idled
 from latfix.profilers.evidence.outside.standstills import streamed_parts
 from latfix.profilers.services.stage_metrics import upper_bound_s
 from latfix.queueing.inference.batch_inference import Rule
@@ -18,6 +28,7 @@ from latfix.results.diagnosis import (
     LatencyPart,
     ProcessFigures,
     ServiceFigures,
+    ServingProcess,
     StreamFigures,
 )
 from latfix.run_record.run_record import RunRecord, Throughput
@@ -25,14 +36,18 @@ from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
 
 _METRICS = "metrics."
+#: A process is slower if its requests are slow so many times as often as those of the others.
+_SLOWER = 2.0
 
 
-def service_figures(record: RunRecord, serving: Serving, tail_ns: float) -> ServiceFigures:
+def service_figures(record: RunRecord, serving: Serving, tail_ns: float, served: Ints) -> ServiceFigures:
     """Figures of the service besides its latency.
 
     :param serving: servers behind its queue, and how they gather batches, if known.
     :param tail_ns: latency from which a request is one of the tail.
+    :param served: ``(n,)`` the process of each request if it is known of nearly all; else empty.
     """
+    processes = _processes(record, tail_ns, served) if len(served) else ()
     rows = record.requests
     told = server_account(record)
     fresh = rows["new_connection"] > 0
@@ -48,7 +63,46 @@ def service_figures(record: RunRecord, serving: Serving, tail_ns: float) -> Serv
         metrics=_metrics(record),
         parts=_parts(record, told, tail_ns),
         parts_known=told.known_as if told.parts else "",
+        processes=processes,
+        beside_idle=_beside_idle(record, tail_ns, served) if len(processes) > 1 else None,
     )
+
+
+def _processes(record: RunRecord, tail_ns: float, served: Ints) -> tuple[ServingProcess, ...]:
+    rows, ok = record.requests, record.measured & (record.requests["status"] == Status.OK)
+    return tuple(
+        ServingProcess(
+            pid=pid,
+            connections=int(np.count_nonzero((served == pid) & (rows["new_connection"] > 0))),
+            requests=int(np.count_nonzero(own)),
+            slow=int(np.count_nonzero(rows["latency_ns"][own] >= tail_ns)),
+            latency_ms=summarize_ms(rows["latency_ns"][own]),
+        )
+        for pid in np.unique(served[served > 0]).tolist()
+        if (own := ok & (served == pid)).any()
+    )
+
+
+def _beside_idle(record: RunRecord, tail_ns: float, served: Ints) -> float | None:
+    slow = record.measured & (record.requests["status"] == Status.OK) & (record.requests["latency_ns"] >= tail_ns)
+    return float(np.mean(came_while_others_idled(record.requests, served)[slow])) if slow.any() else None
+
+
+def slower_process(service: ServiceFigures) -> str:
+    """A note if one of several processes has most of the slow requests; empty if none does."""
+    requests, slow = (sum(getattr(one, name) for one in service.processes) for name in ("requests", "slow"))
+    for one in service.processes:
+        others, share = requests - one.requests, one.requests / requests
+        beyond = (one.slow - slow * share) / math.sqrt(max(slow * share * (1 - share), 1e-9))
+        if beyond < SURE or not others or one.slow / one.requests < _SLOWER * (slow - one.slow) / others:
+            continue
+        rest = [float(each.latency_ms["p50"]) for each in service.processes if each is not one]
+        return (
+            f"Process {one.pid}, 1 of {len(service.processes)} that serve, had {percent(share)} of the requests and "
+            f"{percent(one.slow / slow)} of the slow ones: its median is {milliseconds(one.latency_ms['p50'])}, that "
+            f"of the others {milliseconds(min(rest))} to {milliseconds(max(rest))}."
+        )
+    return ""
 
 
 def _batches(rule: Rule) -> InferredBatches:

@@ -13,8 +13,8 @@ import contextlib
 import math
 import platform
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from latfix.profilers.evidence.outside.service_process import (
@@ -72,7 +72,11 @@ class ThreadWaits:
 
     def look_around(self, threads: Iterable[str]) -> None:
         """Watch these threads (``PID/task/TID``); if there are many, the first ones and an even sample of others."""
-        every, half = list(threads), _MOST_THREADS // 2
+        # First threads of processes first: an event loop is often one of them.
+        every, half = (
+            sorted(threads, key=lambda each: not each.endswith(f"/{each.partition('/')[0]}")),
+            _MOST_THREADS // 2,
+        )
         step = 1 if len(every) <= _MOST_THREADS else math.ceil((len(every) - half) / half)
         self._stands_for = dict.fromkeys(every[:half], 1) | dict.fromkeys(every[half::step], step)
         for gone in self._files.keys() - self._stands_for.keys():
@@ -86,12 +90,13 @@ class ThreadWaits:
             if self.shows_calls and pid not in self._interpreters:
                 self._interpreters[pid] = _interpreter_memory(self._proc / pid / "maps")
 
-    def read(self) -> dict[str, float]:
-        """Number of waiting threads by series."""
-        result: Counter[str] = Counter({EPOLL: 0} if self.shows_calls else {})
+    def read(self) -> dict[int, dict[str, float]]:
+        """Number of waiting threads by process and series."""
+        found: dict[str, Counter[str]] = defaultdict(lambda: Counter({EPOLL: 0} if self.shows_calls else {}))
         at: Counter[tuple[str, int]] = Counter()
         for thread, file in self._files.items():
-            many = self._stands_for[thread]
+            many, pid = self._stands_for[thread], thread.partition("/")[0]
+            result = found[pid]
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended
                 number, *words = file.read().split()
                 if thread in self._away and number not in self._epoll:
@@ -99,7 +104,7 @@ class ThreadWaits:
                 if not self.shows_calls:
                     result[FUTEX] += many * number.startswith(b"futex")
                 elif number in self._futex:
-                    pid, address = thread.partition("/")[0], int(words[0], 16)
+                    address = int(words[0], 16)
                     if any(low <= address < high for low, high in self._interpreters[pid]):
                         result[INTERPRETER] += many
                     else:
@@ -111,13 +116,36 @@ class ThreadWaits:
                 elif name := self._names.get(number):
                     result[SLEEP] += many * (name == "sleep")
                     result[f"{LOOP_IN}{name}"] += thread in self._away
-        away = self._away.values()
-        result[LOOPS] = sum(each > _AWAY * max(away) for each in away)
-        result[ONE_ADDRESS] = max(at.values(), default=0)
-        return {name: float(count) for name, count in result.items() if count or name == EPOLL}
+        for pid, result in found.items():
+            result[LOOPS] = _loops([away for thread, away in self._away.items() if thread.startswith(f"{pid}/")])
+            result[ONE_ADDRESS] = max((many for (own, _), many in at.items() if own == pid), default=0)
+        return {
+            int(pid): {name: float(count) for name, count in result.items() if count or name == EPOLL}
+            for pid, result in found.items()
+        }
+
+    @property
+    def loops(self) -> dict[str, float]:
+        """Number of event loops in all processes, of which one may hardly work, such as that of a pool's parent."""
+        many = _loops(self._away.values())
+        return {LOOPS: float(many)} if many else {}
 
     def close(self) -> None:
         self.look_around(())
+
+
+def summed(found: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The series of all processes together."""
+    result: dict[str, float] = {}
+    for each in found.values():
+        for name, value in each.items():
+            before = result.get(name, 0.0)
+            result[name] = max(before, value) if name == ONE_ADDRESS else before + value
+    return result
+
+
+def _loops(away: Collection[int]) -> int:
+    return sum(each > _AWAY * max(away) for each in away)
 
 
 def _readable(path: Path) -> bool:

@@ -71,6 +71,14 @@ class Connection:
         self.slot = -1
         self.begun_ns = self.ready_ns = self.sent_ns = self.first_ns = 0
 
+    @property
+    def port(self) -> int:
+        """Its own port; 0 if it never had one."""
+        try:
+            return int(self.sock.getsockname()[1])
+        except OSError:
+            return 0
+
     def begin(self, slot: int, request: bytes, now_ns: int) -> None:
         """Start a request, sent at once if the connection is open; an OSError if that fails."""
         self.slot, self.request, self.begun_ns = slot, request, now_ns

@@ -182,7 +182,7 @@ class ReplayLoop:
         except OSError as error:
             if connection is None:  # out of sockets
                 due, end = self._scheduled[slot], _clock()
-                self._log.add((slot, due, now - due, end - now, 0, 0, end - due, int(Status.ERROR), *(0,) * 8))
+                self._log.add((slot, due, now - due, end - now, 0, 0, end - due, int(Status.ERROR), *(0,) * 9))
                 self._failed(slot, end, failure_words(error), "connect")
             else:
                 self._lose(connection, Status.ERROR, failure_words(error), _clock())
@@ -262,7 +262,7 @@ class ReplayLoop:
             gaps = [(later - earlier) // 1000 for earlier, later in pairwise(at)]
             self._log.event("stream", at[0], at[-1] - at[0], slot, {"gaps_us": gaps})
         stages = (begun - due, sent - begun, first - sent, end - first, end - due)
-        exchanged = (answer.status, int(connection.fresh), len(connection.request), answer.received)
+        exchanged = (answer.status, int(connection.fresh), connection.port, len(connection.request), answer.received)
         self._log.add((slot, due, *stages, int(status), sent - ready, *exchanged, chunks, tokens, first_token))
         if status not in (Status.OK, Status.UNFINISHED):
             self._failed(slot, end, message, "answer" if connection.ready_ns else "connect")

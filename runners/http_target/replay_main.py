@@ -132,7 +132,7 @@ def replay(job: dict[str, Any], folder: Path, parent: LineWriter, stop: threadin
 
 def _watch(job: dict[str, Any], folder: Path) -> RunnerProcess:
     """The process that watches the service."""
-    names = ("pid", "beside", "metrics", "headers", "cacert", "insecure", "path", "served_model")
+    names = ("pid", "beside", "place", "metrics", "headers", "cacert", "insecure", "path", "served_model")
     own, module = {name: job[name] for name in names}, "latfix.runners.http_target.server_watch"
     log = folder / "runner.log"
     return RunnerProcess(Path(), "", RunnerSettings(), log, module=module, job={**own, "folder": str(folder)})

@@ -28,6 +28,7 @@ _WRITTEN = (
     "send_ns",
     "http_status",
     "new_connection",
+    "client_port",
     "sent_bytes",
     "received_bytes",
     "chunks",

@@ -14,9 +14,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from latfix.profilers.evidence.outside.service_process import CONNECTION
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes.sampler import PACE_S, pace_reader
 from latfix.profilers.probes.stage_recorder import SampleLog
+from latfix.profilers.services.listening_processes import Connections
 from latfix.profilers.services.process_watch import ProcessWatch
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.profilers.services.stage_metrics import Readings, Target, bucket_growth, read_stages, series_of
@@ -51,14 +53,15 @@ def opener(trust: Trust) -> urllib.request.OpenerDirector:
 class Watch:
     """Polls on its own threads until :meth:`end`.
 
-    :param job: ``pid`` or ``None``, and other processes ``beside`` it; ``metrics`` (an address) or ``None``, and
-        ``headers``, ``cacert`` and ``insecure`` to read them; ``path`` and ``served_model`` of the requests;
-        ``folder`` of the run.
+    :param job: ``pid`` or ``None``, and other processes ``beside`` it; ``place`` of the service; ``metrics`` (an
+        address) or ``None``, and ``headers``, ``cacert`` and ``insecure`` to read them; ``path`` and
+        ``served_model`` of the requests; ``folder`` of the run.
     :raises InputError: the process cannot be watched.
     """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._process = None if job["pid"] is None else ProcessWatch(int(job["pid"]), beside=job["beside"])
+        self._connections = Connections(int(job["place"][1]))
         self._nvml, self._nvml_line = None, "NVML: not read, the service is not watched"
         if job["pid"] is not None:
             self._nvml, self._nvml_line = Nvml.open(pid=int(job["pid"]))
@@ -81,7 +84,7 @@ class Watch:
         jobs: list[tuple[float, float, Callable[[], Mapping[str, float]]]] = []
         if self._process is not None:
             jobs += [(FAST_S, FAST_S, self._process.read_fast), (SLOW_S, SLOW_S, self._process.read_slow)]
-            jobs.append((PACE_S, PACE_S, pace_reader()))
+            jobs += [(PACE_S, PACE_S, pace_reader()), (FAST_S, SLOW_S, self._look)]
         if self._nvml is not None:
             jobs.append((NVML_S, NVML_S, self._nvml.read))
         if self._metrics is not None:
@@ -125,6 +128,12 @@ class Watch:
     def _add(self, at_ns: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._samples.add(at_ns, name, float(value))
+
+    def _look(self) -> dict[str, float]:
+        """The process of each new connection, if there are several processes."""
+        watched = () if self._process is None else self._process.processes
+        found = self._connections.new_holders(watched) if len(watched) > 1 else {}
+        return {f"{CONNECTION}{port}": pid for port, pid in found.items()}
 
     def _scrape(self) -> dict[str, float]:
         request = urllib.request.Request(self._metrics, headers=self._headers)

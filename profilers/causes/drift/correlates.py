@@ -111,7 +111,7 @@ def _candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, F
                 yield cause, name, values
     yield from _session_candidates(evidence, times)
     batches, compiled = evidence.batches, evidence.pauses["compile"].everywhere.start
-    shapes = batches["open_ns"][batches["first_shape"] > 0]
+    shapes = (batches["open_ns"] - evidence.moved("compute"))[batches["first_shape"] > 0]
     for name, moments in (("input shapes seen", shapes), ("compilations made", compiled)):
         values = _so_far(moments / 1e9, times)
         if _grew(values, ratio=1.5, amount=4):

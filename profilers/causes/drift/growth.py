@@ -81,10 +81,10 @@ class _Work:
             known = need / evidence.norms.of(f"drift.folds.{name}", learn)[fold]
         measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
         self.unit, self.part, self.measured = name, part, measured
-        self.at_s = unit.start / 1e9
+        self.at_s = (unit.start - evidence.moved(name)) / 1e9
         self.spent = _spent(evidence, left, name, cpu=cpu).astype(np.float64)
         self.need, self.key = known, sizes.astype(np.float64)
-        self.usable = _with_few(evidence, unit.start, measured) if evidence.setup.servers == 0 else measured
+        self.usable = _with_few(evidence, name, measured) if evidence.setup.servers == 0 else measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +136,12 @@ def _typical_service(evidence: Evidence) -> float:
     return total
 
 
-def _with_few(evidence: Evidence, at: Ints, measured: Bools) -> Bools:
+def _with_few(evidence: Evidence, name: str, measured: Bools) -> Bools:
     """:func:`met_few`, by the requests at the service when each unit began."""
-    begun, ended = (np.sort(times) for times in presence(evidence.rows))
-    return met_few(at, np.searchsorted(begun, at) - np.searchsorted(ended, at, side="right"), measured)
+    at, (begun, ended) = evidence.units[name].start, (np.sort(times) for times in presence(evidence.rows))
+    return met_few(
+        at - evidence.moved(name), np.searchsorted(begun, at) - np.searchsorted(ended, at, side="right"), measured
+    )
 
 
 def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.formatting import counted, from_ns, percent, significant
+from latfix.profilers.evidence.outside.service_process import WHOLE_CPU
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX, TURN
 from latfix.run_record.schema import Columns
 
@@ -16,6 +17,7 @@ UNSEEN = "processes that are not visible from here (another container, or too sh
 STOLEN = "a neighbor of this virtual machine (stolen by the hypervisor)"
 OPERATORS = "the service's own operator threads"
 WORKERS = "the service's workers"
+SIBLINGS = "other processes of the service"
 BACKGROUND = "threads of the service that serve no request, such as a background job"
 PREPARERS = "its prepare threads"
 REPLAYER = "latfix's replayer"
@@ -91,6 +93,9 @@ def core_takers(
     latfix = float(share @ series.spent(LATFIX_SERIES))
     stolen = float(share @ series.grown("host.steal_ns"))
     process = float(share @ series.grown("process.cpu_ns")) or float(share @ series.grown("server.cpu_ns"))
+    if WHOLE_CPU in series.names:
+        own[SIBLINGS] = float(share @ series.grown(WHOLE_CPU)) - process
+        process += own[SIBLINGS]
     seen = float(share @ series.spent(ALL_SERIES)) + process + latfix + stolen
     unseen = float(share @ series.grown("host.cpu_busy_ns")) - seen
     own[PROBES] = own.get(PROBES, 0.0) + latfix

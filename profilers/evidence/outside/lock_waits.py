@@ -32,6 +32,7 @@ from latfix.profilers.evidence.outside.service_process import (
     at_readings,
     series_names,
 )
+from latfix.profilers.evidence.outside.serving_processes import find_processes, laid_apart
 from latfix.profilers.evidence.outside.serving_threads import ServingThreads, nothing_computed
 from latfix.queueing.inference.batch_inference import infer_rule
 from latfix.queueing.inference.queue_inference import Queue, infer_queue
@@ -275,7 +276,10 @@ def _share(which: Bools) -> float:
 
 def with_queue(record: RunRecord) -> RunRecord:
     """The record; of a service behind an address with the waits in its queue that are inferred."""
-    return as_served(record, serving_of(record)) if record.meta.is_http else record
+    if not record.meta.is_http:
+        return record
+    apart = laid_apart(record, find_processes(record))
+    return as_served(apart, serving_of(apart))
 
 
 def with_waits(record: RunRecord) -> RunRecord:

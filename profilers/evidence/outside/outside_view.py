@@ -21,6 +21,9 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
 from latfix.stages import OUTSIDE_STAGES
 
+#: Column of requests, if each of several processes has a line of time of its own
+#: (:mod:`latfix.profilers.evidence.outside.serving_processes`): by how much theirs is later than the run's.
+MOVED = "moved_ns"
 #: Linux delays an acknowledgment by 40 ms; its timer ticks every 4 ms, plus a little.
 _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
 #: A growing backlog: its requests at the end, stretches of the run, and the share of arrivals that each leaves over.
@@ -51,8 +54,9 @@ class Serving:
 
 
 def presence(rows: Columns) -> tuple[Ints, Ints]:
-    """When each request reached the service, and its last byte; nanoseconds."""
-    return rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"], rows["arrival_ns"] + rows["latency_ns"]
+    """When each request reached the service, and its last byte; nanoseconds on the line of time of its process."""
+    came: Ints = rows["arrival_ns"] + rows.get(MOVED, np.zeros(1, np.int64))
+    return came + rows["dispatch_ns"] + rows["prepare_ns"], came + rows["latency_ns"]
 
 
 def piles_up(at: Ints, end: Ints | Floats) -> bool:

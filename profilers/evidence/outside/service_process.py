@@ -51,6 +51,18 @@ LOOPS, SLEEP, LOOP_IN = "server.loops", "server.sleep", "server.loop_in."
 THREAD = "server.thread."
 
 
+#: The parent of a process (:func:`of_process`); by the client's port, the process that holds the other end of its
+#: connection, from then on.
+PARENT, CONNECTION = "server.parent", "connection."
+#: Among the series of one of several processes, time of all of them on cores.
+WHOLE_CPU = "server.all.cpu_ns"
+
+
+def of_process(pid: int, series: str = "server.") -> str:
+    """The series of one of several processes, such as ``pid.4711.cpu_ns`` of ``server.cpu_ns``."""
+    return f"pid.{pid}.{series.removeprefix('server.')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
     """A growing counter of the service's process, read every few milliseconds."""

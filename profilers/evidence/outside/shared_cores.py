@@ -99,10 +99,11 @@ def nothing_shared(requests: int) -> SharedCores:
     return SharedCores(others=none, lost=none, burst=zero, slowed=zero, known_ns=zero.astype(np.int64))
 
 
-def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
+def find_shared_cores(samples: Columns, at: Ints, end: Ints, moved: Ints | int = 0) -> SharedCores:
     """Find how long requests waited for each other's work.
 
     :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
+    :param moved: by how much these are later than in the run.
     """
     process = ServiceProcess(samples, at, end)
     if not (process.known and len(at)):
@@ -135,7 +136,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
         cores=cores,
         work_ns=work,
         alone=alone,
-        growing=piles_up(at, at + waits + work / alone),
+        growing=piles_up(at - moved, at - moved + waits + work / alone),
     )
 
 

@@ -41,7 +41,7 @@ def streamed(slo: dict[str, float]) -> RunRecord:
     ],
 )
 def test_a_good_request_meets_every_limit(slo: dict[str, float], met: int) -> None:
-    goodput = service_figures(streamed(slo), Serving(), 0).goodput
+    goodput = service_figures(streamed(slo), Serving(), 0, np.zeros(0, np.int64)).goodput
     assert goodput is not None
     assert goodput.share == pytest.approx(met / 3)
     assert goodput.limits_ms == slo

@@ -54,7 +54,7 @@ def test_waits_for_locks_work_and_the_interpreter_are_separated(service: int) ->
     waits.look_around(f"{service}/task/{thread.name}" for thread in Path(f"/proc/{service}/task").iterdir())
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # until all have begun to wait
-        result = waits.read()
+        result = waits.read()[service]
         places = sorted(count for name, count in result.items() if name.startswith(FUTEX))
         if places == [2, 3] and result.get(INTERPRETER, 0) == 2:
             break
@@ -73,7 +73,7 @@ def test_without_permission_only_the_number_of_waits_is_known(tmp_path: Path) ->
     waits = ThreadWaits(tmp_path, 7)
     waits.look_around(f"7/task/{thread}" for thread in ("7", "8", "9", "10", "11"))
     assert not waits.shows_calls
-    assert waits.read() == {FUTEX: 2.0}
+    assert waits.read() == {7: {FUTEX: 2.0}}
 
 
 def test_a_loop_that_waits_in_another_call_is_told_from_threads_that_sleep(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_loop_that_waits_in_another_call_is_told_from_threads_that_sleep(tmp_p
     call(epoll, sleep)
     waits = ThreadWaits(tmp_path, 7)
     waits.look_around(["7/task/7", "7/task/8"])
-    assert waits.read() == {EPOLL: 1.0, SLEEP: 1.0}
+    assert waits.read() == {7: {EPOLL: 1.0, SLEEP: 1.0}}
     call(fsync, sleep)
-    assert waits.read() == {EPOLL: 0.0, LOOPS: 1.0, SLEEP: 1.0, f"{LOOP_IN}fsync": 1.0}
+    assert waits.read() == {7: {EPOLL: 0.0, LOOPS: 1.0, SLEEP: 1.0, f"{LOOP_IN}fsync": 1.0}}
 
 
 def test_a_thread_that_always_waits_for_events_is_no_loop(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_thread_that_always_waits_for_events_is_no_loop(tmp_path: Path) -> Non
         for file, works in zip(files, (poll % 2, poll == 39), strict=True):
             file.write_text("running\n" if works else f"{epoll} 0x3 0x0 0x0 0x0 0x0 0x0 0x7ffd0 0x7f00\n")
         waits.look_around(["7/task/7", "7/task/8"])
-        found = waits.read()
+        found = waits.read()[7]
     assert (found[EPOLL], found[LOOPS]) == (2.0, 1.0)
 
 
@@ -121,4 +121,4 @@ def test_a_sample_stands_for_many_threads(tmp_path: Path) -> None:
         (tmp_path / thread / "wchan").write_text("futex_do_wait" if place >= 40 else "0")
     waits = ThreadWaits(tmp_path, 7)
     waits.look_around(threads)
-    assert waits.read()[FUTEX] == pytest.approx(260, rel=0.05)
+    assert waits.read()[7][FUTEX] == pytest.approx(260, rel=0.05)

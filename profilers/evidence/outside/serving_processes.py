@@ -1,0 +1,199 @@
+"""Which of several processes served each request of a service behind an address, and what each of them did.
+
+A connection stays with the process that accepted it. Its own requests and counters explain a process's latency, those
+of its siblings do not. The lines of time of all processes are therefore laid one after the other: whatever is
+inferred of requests, counters and threads at the same time is then inferred of one process. Requests keep their times
+in the run; :func:`~latfix.profilers.evidence.outside.outside_view.presence` gives those on the line of their process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import percent
+from latfix.profilers.evidence.outside.outside_view import MOVED, presence
+from latfix.profilers.evidence.outside.service_process import (
+    COLLECTED,
+    CONNECTION,
+    CORES,
+    CPU,
+    DISK,
+    MAJOR_FAULTS,
+    MINOR_FAULTS,
+    PARENT,
+    PROCESSES,
+    RUN_QUEUE,
+    STOPPED,
+    THREAD,
+    THROTTLED,
+    WHOLE_CPU,
+    of_process,
+)
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+from latfix.stages import Status
+
+#: Least share of requests whose process is known, and requests for each process; largest share of the time on cores
+#: that processes used which hold no connection.
+_KNOWN, _LEAST, _OTHERS = 0.95, 20, 0.1
+#: Between the lines of time of two processes, nanoseconds.
+_APART_NS = 1_000_000_000
+_OWN = of_process(0, "").partition("0")[0]
+#: Counters that a process's helpers add to, and series that are the same for all processes.
+_COUNTERS = (CPU, RUN_QUEUE, STOPPED, COLLECTED, MINOR_FAULTS, MAJOR_FAULTS, DISK)
+_COMMON = (CORES, THROTTLED)
+
+_Series = Mapping[str, tuple[Ints, Floats]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingProcesses:
+    """The processes of a service that hold connections.
+
+    :param helpers: by process, its descendants that hold none. Empty if it is not known which process served a
+        request, or a single one serves.
+    :param unknown: why that is not known, as a sentence; empty if it is, or there is nothing to know.
+    """
+
+    helpers: Mapping[int, tuple[int, ...]]
+    unknown: str = ""
+
+
+def served_by(record: RunRecord) -> Ints:
+    """``(n,)`` the process that held each request's connection; 0 if that is not known."""
+    rows, samples = record.requests, record.samples
+    seen = np.array([str(name).startswith(CONNECTION) for name in samples["series"].tolist()], dtype=bool)
+    ports = np.array(
+        [int(name.removeprefix(CONNECTION)) for name in samples["series"][seen].tolist()], dtype=np.int64
+    )
+    at, pids = samples["t_ns"][seen], samples["value"][seen]
+    came, result = rows["arrival_ns"] + rows["dispatch_ns"], np.zeros(len(rows["index"]), np.int64)
+    for port in np.unique(ports).tolist():
+        own, holds = np.flatnonzero(rows["client_port"] == port), np.flatnonzero(ports == port)
+        opened = np.sort(came[own[rows["new_connection"][own] > 0]])  # a port may be used again
+        holder = dict(zip(np.searchsorted(opened, at[holds]).tolist(), pids[holds].tolist(), strict=True))
+        result[own] = [holder.get(k, 0) for k in np.searchsorted(opened, came[own], side="right").tolist()]
+    return result
+
+
+def find_processes(record: RunRecord) -> ServingProcesses:
+    """The processes, if it is known which of them served nearly all requests, and they hardly have others work."""
+    series, served = _by_name(record.samples), served_by(record)
+    watched = [int(name.split(".")[1]) for name in series if name.startswith(_OWN) and name.endswith(".cpu_ns")]
+    own = np.unique(served[served > 0])
+    there = record.requests["client_port"] > 0
+    none = ServingProcesses(helpers={})
+    known = float(np.mean(served[there] > 0)) if there.any() else 0.0
+    if len(watched) < 2 or not there.any() or (len(own) == 1 and known >= _KNOWN):
+        return none
+    so = "what the counters show is that of all processes together"
+    if known < _KNOWN or not set(own.tolist()) <= set(watched):
+        why = (
+            f"Which of the service's {len(watched)} processes served a request is known for {percent(known)} of "
+            f"them, so {so}: a proxy, a container or another machine is in between, or connections ended at once."
+        )
+        return replace(none, unknown=why)
+    parents = {pid: int(series[name][1][-1]) for pid in watched if (name := of_process(pid, PARENT)) in series}
+    helpers: dict[int, list[int]] = {pid: [] for pid in own.tolist()}
+    others = list[int]()
+    for pid in set(watched) - helpers.keys():
+        above = parents.get(pid, 0)
+        while above in parents and above not in helpers:
+            above = parents[above]
+        helpers.get(above, others).append(pid)
+    spent = {pid: float(np.ptp(series[of_process(pid, CPU)][1])) for pid in watched}
+    if len(served) < _LEAST * len(own):
+        return replace(none, unknown=f"{len(own)} processes hold the connections of {len(served)} requests: {so}.")
+    if sum(spent[pid] for pid in others) > _OTHERS * sum(spent.values()):
+        most = max(others, key=lambda pid: spent[pid])
+        why = f"Processes that hold no connection work for those that do, such as {most}: {so}."
+        return replace(none, unknown=why)
+    return ServingProcesses(helpers={pid: tuple(those) for pid, those in helpers.items()})
+
+
+def laid_apart(record: RunRecord, processes: ServingProcesses) -> RunRecord:
+    """The record with the line of time of each process after that of the one before.
+
+    Requests whose process is not known come first, where nothing was read. Requests get the column :data:`MOVED`.
+    """
+    if not processes.helpers:
+        return record
+    rows, series, pids = record.requests, _by_name(record.samples), np.array(sorted(processes.helpers), np.int64)
+    served, times = served_by(record), record.samples["t_ns"]
+    lane = np.where(np.isin(served, pids), np.searchsorted(pids, served), -1)
+    came, ended = rows["arrival_ns"], rows["arrival_ns"] + rows["latency_ns"]
+    length = int(max(times.max(), ended.max()) - min(times.min(), came.min())) + _APART_NS
+    moved = lane * length
+    names, at, values = list[str](), list[Ints](), list[Floats]()
+    reached: dict[str, float] = {}
+    for k, pid in enumerate(pids.tolist()):
+        for name, (when, value) in _of(series, pid, processes.helpers[pid]).items():
+            if name in _COUNTERS and len(value):  # goes on where that of the process before ended
+                value = value - value[0] + reached.get(name, 0.0)
+                reached[name] = float(value[-1])
+            names += [name] * len(when)
+            at.append(when + k * length)
+            values.append(value)
+    order = np.argsort(np.concatenate(at), kind="stable")
+    samples = {"t_ns": np.concatenate(at)[order], "series": np.array(names, dtype=object)[order]}
+    events, request = record.events, record.events["request"]
+    place = np.clip(np.searchsorted(rows["index"], request), 0, max(len(moved) - 1, 0))
+    later = np.where(rows["index"][place] == request, moved[place], 0)
+    return replace(
+        record,
+        requests={**rows, MOVED: moved},
+        samples={**samples, "value": np.concatenate(values)[order]},
+        events={**events, "t_ns": events["t_ns"] + later},
+    )
+
+
+def came_while_others_idled(rows: Columns, served: Ints) -> Bools:
+    """``(n,)`` True if a request came to a process that had others, while another process had none.
+
+    :param rows: with the times of the run; ``served`` as from :func:`served_by`.
+    """
+    at, end = presence({name: column for name, column in rows.items() if name != MOVED})
+    there = {
+        pid: np.searchsorted(np.sort(at[served == pid]), at)
+        - np.searchsorted(np.sort(end[served == pid]), at, "right")
+        for pid in np.unique(served[served > 0]).tolist()
+    }
+    met, idle = np.zeros(len(at), dtype=bool), np.zeros(len(at), dtype=bool)
+    for pid, others in there.items():
+        met |= (served == pid) & (others > 0)
+        idle |= (served != pid) & (others == 0)
+    return np.asarray(met & idle & (rows["status"] == Status.OK))
+
+
+def _by_name(samples: Columns) -> _Series:
+    """Times and values of each series."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(samples["series"].tolist()):
+        found.setdefault(name, []).append(row)
+    return {name: (samples["t_ns"][where], samples["value"][where]) for name, where in found.items()}
+
+
+def _of(series: _Series, pid: int, helpers: tuple[int, ...]) -> dict[str, tuple[Ints, Floats]]:
+    """The series of one process, under the names of a service that has no other, with the work of its helpers."""
+    result = {
+        name: read
+        for name, read in series.items()
+        if name in _COMMON or not name.startswith(("server.", "metrics.", CONNECTION, _OWN))
+    }
+    own = of_process(pid)
+    result |= {f"server.{name.removeprefix(own)}": read for name, read in series.items() if name.startswith(own)}
+    result[WHOLE_CPU] = series[CPU]
+    result[PROCESSES] = result[CPU][0][:1], np.array([1.0 + len(helpers)])
+    for each in helpers:
+        for name in [name for name in series if name.startswith(of_process(each))]:
+            known, (when, value) = f"server.{name.removeprefix(of_process(each))}", series[name]
+            if known.startswith(THREAD):
+                result[known] = when, value
+            elif known in _COUNTERS and known in result:
+                at, sum_ = result[known]
+                result[known] = at, sum_ + np.interp(at, when, value) - value[0]
+    return result
