@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.services.listening_processes import accept_beside, descendants, listening_processes, program
+from latfix.profilers.services.listening_processes import (
+    Connections,
+    accept_beside,
+    descendants,
+    listening_processes,
+    program,
+)
 
 _WORKER = "import sys; sys.stdin.readline()"
 
@@ -43,3 +49,27 @@ def test_a_worker_that_inherited_the_socket_listens_too() -> None:
     assert found == tuple(sorted((os.getpid(), worker.pid)))
     assert next(iter(family)) == os.getpid() and worker.pid in family
     assert name == Path(os.path.realpath(sys.executable)).name
+
+
+#: Accepts one connection on an inherited socket, and says so.
+_ACCEPTS = """
+import socket, sys
+kept, _ = socket.socket(fileno=int(sys.argv[1])).accept()
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_process_that_holds_a_connection_is_found_by_the_client_s_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        connections = Connections(one.getsockname()[1])
+        command = [sys.executable, "-c", _ACCEPTS, str(one.fileno())]
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, pass_fds=[one.fileno()], **streams) as worker:
+            with socket.create_connection(one.getsockname()) as client:
+                assert worker.stdout is not None and worker.stdout.readline()
+                port = client.getsockname()[1]
+                assert connections.new_holders([os.getppid()]) == {}
+                assert connections.new_holders([os.getpid(), worker.pid]) == {port: worker.pid}
+                assert connections.new_holders([os.getpid(), worker.pid]) == {}
+            worker.kill()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 
 from latfix.cli.app import main
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER
+from latfix.profilers.evidence.outside.serving_processes import served_by
+from latfix.profilers.services.listening_processes import descendants
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target import http_session
 from latfix.runners.http_target.address import Trust, parse_address
@@ -343,3 +347,51 @@ def _span(
     span = {**ids, **times, "name": operation, "kind": 3 if name == "C" else 2}
     resource = {"attributes": [{"key": "service.name", "value": {"stringValue": service}}]}
     return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": [span]}]}]}
+
+
+#: Three forked processes share a listening socket; each notes the ids of the requests that it served.
+_FORKED = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm, wbufsize = "HTTP/1.1", True, -1
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        log.write(f"{self.headers['X-Request-Id']} {os.getpid()}\\n")
+        sum(range(100_000))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *words):
+        pass
+
+log = open(sys.argv[2], "a", buffering=1)
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, os.getpid(), flush=True)
+os.fork() and os.fork()
+server.serve_forever()
+"""
+
+
+@pytest.mark.slow
+def test_the_process_that_served_each_request_is_found(tmp_path: Path, planted: Plant) -> None:
+    """A burst opens several connections, which are then kept alive."""
+    (tmp_path / "forked.py").write_text(_FORKED, encoding="utf-8")
+    service = planted("forked", str(tmp_path / "log"), script=str(tmp_path / "forked.py"))
+    try:
+        at = np.concatenate([np.zeros(12), 0.5 + np.arange(150) * 0.02])
+        traffic = write_arrivals(tmp_path / "t.jsonl", at, payload={"x": 1})
+        _, found, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(service.pid))
+        served = dict(line.split() for line in (tmp_path / "log").read_text().splitlines())
+    finally:
+        for child in descendants(service.pid).keys() - {service.pid}:
+            os.kill(child, signal.SIGKILL)
+    run = record.meta.http["run"]
+    truth = np.array([int(served[sent_id(run, record.traffic.ids[k])]) for k in record.requests["index"]])
+    known = served_by(record)
+    assert np.array_equal(known[known > 0], truth[known > 0]) and np.mean(known > 0) > 0.9
+    if len(set(truth)) > 1:  # else one process accepted all connections
+        assert [one["pid"] for one in found["service"]["processes"]] == sorted(set(truth))
