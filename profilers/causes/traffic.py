@@ -10,9 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from latfix.formatting import milliseconds, percent
+from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import FASTER_MODEL, Cause, Claim, Left, Parts, TailFigures
-from latfix.profilers.evidence.outside.serving_processes import came_while_others_idled
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -56,25 +55,6 @@ def _outside(evidence: Evidence, left: Left, *, growing: bool) -> Claim:
     return Claim(units=units)
 
 
-def _beside_idle(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:
-    """The evidence of a service behind an address, and whether requests waited in one process beside idle ones."""
-    sentence, came = _sharing(evidence, figures, growing=growing), evidence.ok
-    if evidence.setup.processes < 2:
-        return sentence
-    waited = evidence.ok & (
-        evidence.rows["latency_ns"] >= np.quantile(evidence.rows["latency_ns"][evidence.ok], 0.99)
-    )
-    beside = float(np.mean(came_while_others_idled(evidence.rows, evidence.served)[waited]))
-    many = np.unique(evidence.served[came & (evidence.served > 0)], return_counts=True)[1]
-    most = (
-        f"the {len(many)} processes got {percent(many.min() / many.sum())} to {percent(many.max() / many.sum())} of"
-    )
-    return (
-        f"{sentence[:-1]}; {percent(beside)} of the slowest came to a process that had others while another one had "
-        f"none: a connection stays with its process, and {most} the requests."
-    )
-
-
 def _sharing(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:
     """The evidence without a known queue; that of a queue if there is one."""
     shared = evidence.shared
@@ -104,7 +84,7 @@ BURST = Cause(
     fixes=("host.workers", "batch.size", "schedule.shortest_expected", *FASTER_MODEL),
     sentence=_burst,
     outside=partial(_outside, growing=False),
-    outside_sentence=partial(_beside_idle, growing=False),
+    outside_sentence=partial(_sharing, growing=False),
     outside_needs=_queue_known,
 )
 OVERLOAD = Cause(
@@ -112,7 +92,7 @@ OVERLOAD = Cause(
     fixes=("host.workers", "batch.size", "admit.limit", "admit.shed", *FASTER_MODEL),
     sentence=_overload,
     outside=partial(_outside, growing=True),
-    outside_sentence=partial(_beside_idle, growing=True),
+    outside_sentence=partial(_sharing, growing=True),
     outside_needs=_queue_known,
 )
 PRIORITY = Cause(id="traffic.priority", fixes=("schedule.priority",), sentence=_priority)

@@ -40,10 +40,8 @@ from latfix.profilers.evidence.outside.service_process import (
     ServiceProcess,
 )
 from latfix.profilers.evidence.outside.serving_processes import (
-    ServingProcesses,
     find_processes,
     laid_apart,
-    served_by,
 )
 from latfix.profilers.evidence.outside.serving_threads import (
     ServingThreads,
@@ -127,7 +125,6 @@ class Evidence:
     :param threads: what threads of a service behind an address computed for long; nothing in other runs.
     :param told: what a service behind an address itself reports of its requests' time, and how long the thread of
         each computed if it does not report its work; empty in other runs.
-    :param served: ``(n,)`` the process that served each request to a service behind an address, 0 if it is not known.
     :param begins: true if these requests are the run's first.
     """
 
@@ -158,7 +155,6 @@ class Evidence:
     own_prefill: Ints
     threads: ServingThreads
     told: ServerAccount = field(default_factory=ServerAccount)
-    served: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def moved(self, name: str) -> Ints:
         """By how much each unit is later than in the run, nanoseconds: each process has its own line of time."""
@@ -313,10 +309,10 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     """
     norms = Norms() if norms is None else norms
     serving, told, threads = None, ServerAccount(), nothing_computed(len(record.requests["index"]))
-    processes, served = ServingProcesses(helpers={}), np.zeros(0, np.int64)
+    processes = None
     if record.meta.is_http:
         told, processes = server_account(record), norms.of("processes", partial(find_processes, record))
-        served, record = served_by(record), laid_apart(record, processes)
+        record = laid_apart(record, processes)
         serving = norms.of("serving", partial(serving_of, record))
         threads = find_serving_threads(record.samples, *presence(record.requests), _answers(record))
         if threads.known and not told.works:
@@ -396,7 +392,6 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         own_prefill=own_prefill_ns(standstills, spread(units["compute"].wall, batch_of), members.attributes),
         threads=threads,
         told=told,
-        served=served,
     )
 
 

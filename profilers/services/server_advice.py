@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from latfix.cause_catalogue import UNEXPLAINED
+from latfix.formatting import percent
 from latfix.results.diagnosis import Advice, Diagnosis
 
 #: By server, the prefixes of its metrics, its header and the formats of its recordings.
@@ -191,18 +192,17 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "": _OUTSIDE,
     },
 }
-#: For each server, how requests reach a process that is free, if they wait in one while others are idle.
+#: For each server, how requests get to a free process, if they wait in one while another is idle; and for all.
 _DISTRIBUTED: Mapping[str, str] = {
-    "gunicorn": "--worker-connections lower, so that a process with many connections leaves new ones to others; "
-    "--keep-alive lower, so that idle ones are distributed again",
-    "uvicorn": "--timeout-keep-alive lower, so that idle connections are distributed again",
-    "Node": "server.maxRequestsPerSocket, after which a connection is distributed again (cluster.SCHED_RR)",
+    "gunicorn": "--worker-connections lower, so that a process with many connections leaves new ones to others, and "
+    "--keep-alive lower; ",
+    "uvicorn": "--timeout-keep-alive lower, so that idle connections are distributed again; ",
+    "Node": "server.maxRequestsPerSocket, after which a connection closes and is distributed again; ",
 }
-_PROXY = (
-    "a proxy in front that gives a request to the process with the fewest (least_conn in nginx, leastconn in HAProxy)"
-)
-#: Least share of the slow requests.
-_BESIDE_IDLE = 0.5
+_PROXY = "a proxy that gives each request to the process with the fewest (nginx least_conn, HAProxy leastconn)"
+_TRAFFIC = ("traffic.burst", "traffic.overload")
+#: Least share of the slow requests, and of their excess that is waiting for others.
+_BESIDE_IDLE, _WAITED = 0.5, 0.25
 #: Metrics that grow only if a cache is too small, and the advice for that.
 _PREEMPTIONS: Mapping[str, str] = {
     "vllm:num_preemptions": "--gpu-memory-utilization higher or --max-num-seqs lower",
@@ -227,13 +227,21 @@ def with_advice(result: Diagnosis, header: str = "", program: str = "") -> Diagn
     if not server:
         return result
     causes = [cause for cause in result.causes if cause.named and cause.cause != UNEXPLAINED]
-    beside_idle = (result.service.beside_idle if result.service else None) or 0.0
-    elsewhere = (_DISTRIBUTED.get(server, ""), _PROXY) if beside_idle >= _BESIDE_IDLE else ()
     advice = [
         Advice(server=server, told_by=told_by, cause=cause.cause, change=change, evidence=cause.evidence)
         for cause in causes
-        if (change := _change(cause.cause, server, str(read.get("served by", "")), elsewhere))
+        if (change := _change(cause.cause, server, str(read.get("served by", ""))))
     ]
+    waits = {cause.cause: cause.tail_ms if cause.cause in _TRAFFIC else cause.propagated_ms for cause in causes}
+    beside = (result.service.beside_idle if result.service else None) or 0.0
+    if beside >= _BESIDE_IDLE and sum(waits.values()) >= _WAITED * result.excess_ms:
+        evidence = (
+            f"{percent(beside)} of the slow requests came to a process that had others while another one had none: a "
+            "connection stays with the process that accepted it"
+        )
+        cause, change = max(waits, key=lambda each: waits[each]), _DISTRIBUTED.get(server, "") + _PROXY
+        change = f"{change}: {evidence}"
+        advice.append(Advice(server=server, told_by=told_by, cause=cause, change=change, evidence=f"{evidence}."))
     for name, values in metrics.items():
         grown = values["after"] - values["before"]
         known = next((each for each in _PREEMPTIONS if name.startswith(each)), "")
@@ -255,11 +263,9 @@ def _server(metrics: Mapping[str, Any], header: str, format_: str) -> tuple[str,
     return "", ""
 
 
-def _change(cause: str, server: str, served_by: str, elsewhere: tuple[str, ...]) -> str:
+def _change(cause: str, server: str, served_by: str) -> str:
     if cause == "stall.shared" and served_by:
         return {ONE_LOOP: _ASYNC, THREADS: _THREADED}[served_by]
     known = _SETTINGS.get("external.dependency" if cause.startswith("dependency.") else cause, {})
     language = "Python" if server in _OWN_PYTHON else ""
-    change = known.get(server) or known.get(language) or known.get("", "")
-    waits = cause in ("traffic.burst", "traffic.overload")
-    return "; ".join(filter(None, (*elsewhere, change))) if waits else change
+    return known.get(server) or known.get(language) or known.get("", "")
