@@ -63,9 +63,8 @@ sys.stdin.readline()
 def test_the_process_that_holds_a_connection_is_found_by_the_client_s_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
         connections = Connections(one.getsockname()[1])
-        command = [sys.executable, "-c", _ACCEPTS, str(one.fileno())]
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, pass_fds=[one.fileno()], **streams) as worker:
+        command, pipe = [sys.executable, "-c", _ACCEPTS, str(one.fileno())], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[one.fileno()]) as worker:
             with socket.create_connection(one.getsockname()) as client:
                 assert worker.stdout is not None and worker.stdout.readline()
                 port = client.getsockname()[1]

@@ -166,6 +166,31 @@ def test_the_time_of_each_thread_that_ran_is_read_under_a_number_of_its_own(mach
     watch.close()
 
 
+def test_each_of_several_processes_that_runs_has_series_of_its_own(machine: FakeMachine) -> None:
+    """The first one does not run; of the other, a thread ends."""
+    machine.thread(9, 12, ran=50)
+    watch = ProcessWatch(7, machine.root)
+    assert not [name for name in watch.read_fast() if name.startswith("pid.")]
+    machine.thread(9, 9, ran=30 + 4_000_000, waited=90, disk=1)
+    fast, slow = watch.read_fast(), watch.read_slow()
+    own = {name: value for name, value in {**fast, **slow}.items() if name.startswith("pid.")}
+    number = next(name for name in fast if name.startswith(THREAD)).removeprefix(THREAD)
+    assert own == {
+        "pid.9.cpu_ns": 4_000_080,
+        "pid.9.runq_ns": 90,
+        "pid.9.threads": 2,
+        f"pid.9.thread.{number}": 4_000_000,
+        "pid.9.parent": 1,
+        "pid.9.minflt": 50,
+        "pid.9.majflt": 1,
+        "pid.9.disk_ns": TICK_NS,
+    }
+    shutil.rmtree(machine.root / "proc/9/task/12")
+    watch.look_around()
+    assert watch.read_fast()["pid.9.cpu_ns"] == 4_000_080
+    watch.close()
+
+
 def test_threads_may_end_while_two_polls_read_at_once(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """One poll forgets a thread that the other is about to read."""
     watch = ProcessWatch(7, machine.root)
