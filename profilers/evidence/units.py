@@ -158,8 +158,10 @@ class Evidence:
 
     def moved(self, name: str) -> Ints:
         """By how much each unit is later than in the run, nanoseconds: each process has its own line of time."""
-        moved = self.rows.get(MOVED, np.zeros(len(self.ok), np.int64))
-        return moved[np.maximum(self.head, 0)] if name in BATCH_UNITS and len(moved) else moved
+        moved = self.rows.get(MOVED)
+        if moved is None:
+            return np.zeros(1, np.int64)
+        return moved[np.maximum(self.head, 0)] if name in BATCH_UNITS else moved
 
     def usually_blocked(self, unit: str) -> int:
         """Median blocked nanoseconds of a unit: its usual wait."""

@@ -96,10 +96,10 @@ def slower_process(service: ServiceFigures) -> str:
         beyond = (one.slow - slow * share) / math.sqrt(max(slow * share * (1 - share), 1e-9))
         if beyond < SURE or not others or one.slow / one.requests < _SLOWER * (slow - one.slow) / others:
             continue
-        rest = [float(each.latency_ms["p50"]) for each in service.processes if each is not one]
+        rest = [float(each.latency_ms["p99"]) for each in service.processes if each is not one]
         return (
             f"Process {one.pid}, 1 of {len(service.processes)} that serve, had {percent(share)} of the requests and "
-            f"{percent(one.slow / slow)} of the slow ones: its median is {milliseconds(one.latency_ms['p50'])}, that "
+            f"{percent(one.slow / slow)} of the slow ones: its p99 is {milliseconds(one.latency_ms['p99'])}, that "
             f"of the others {milliseconds(min(rest))} to {milliseconds(max(rest))}."
         )
     return ""
