@@ -213,7 +213,7 @@ PACE = "host.pace_ns"
 #: server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
 #: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait),
 #: server.thread.<number> (its time on a core since the previous poll, from 1 ms);
-#: pid.<pid>.<…>: the same of each of several processes that ran, and its parent; connection.<client's port>: the
+#: pid.<pid>.<…>: the same of each of several processes that ran; connection.<client's port>: the
 #: process that holds the service's end of that connection from then on
 #: metrics.<name>: its figures under /metrics
 #: poll.<probe>_ns: duration of the probe's own poll

@@ -10,7 +10,6 @@ from latfix.arrays import Ints
 from latfix.formatting import counted
 from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.profilers.evidence.outside.outside_view import Serving
-from latfix.profilers.evidence.outside.serving_processes import ServingProcesses
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
@@ -52,7 +51,7 @@ class Setup:
         batches: Columns,
         rows: Columns,
         serving: Serving | None = None,
-        processes: ServingProcesses | None = None,
+        processes: tuple[tuple[int, ...], str] = ((), ""),
     ) -> None:
         settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default: one thread per core.
@@ -100,8 +99,7 @@ class Setup:
         self.places = settings.places
         self.threads = -(-workers // settings.places)
         self.servers, self.outside, self.rule = servers, servers is not None, rule
-        self.processes = 1 if processes is None else max(len(processes.helpers), 1)
-        self.unknown_process = "" if processes is None else processes.unknown
+        self.processes, self.unknown_process = max(len(processes[0]), 1), processes[1]
         self.outside_ns = 0 if serving is None else serving.outside_ns
         listening = meta.http.get("listening", {}) if meta.http.get("accepts") is False else {}
         self.behind = ", ".join(f"{pid} ({program})" for pid, program in listening.items())

@@ -311,10 +311,10 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     """
     norms = Norms() if norms is None else norms
     serving, told, threads = None, ServerAccount(), nothing_computed(len(record.requests["index"]))
-    processes = None
+    processes: tuple[tuple[int, ...], str] = ((), "")
     if record.meta.is_http:
         told, processes = server_account(record), norms.of("processes", partial(find_processes, record))
-        record = laid_apart(record, processes)
+        record = laid_apart(record, processes[0])
         serving = norms.of("serving", partial(serving_of, record))
         threads = find_serving_threads(record.samples, *presence(record.requests), _answers(record))
         if threads.known and not told.works:

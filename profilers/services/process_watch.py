@@ -20,7 +20,6 @@ from latfix.profilers.evidence.outside.service_process import (
     DISK,
     MAJOR_FAULTS,
     MINOR_FAULTS,
-    PARENT,
     RUN_QUEUE,
     STOPPED,
     THREAD,
@@ -214,7 +213,6 @@ class ProcessWatch:
                 fields = _fields(self._proc / str(pid) / "stat")
                 self._faults[pid] = (int(fields[7]), int(fields[9]))
                 apart[pid] = {
-                    PARENT: int(fields[1]),
                     MINOR_FAULTS: int(fields[7]),
                     MAJOR_FAULTS: int(fields[9]),
                     DISK: 0,

@@ -278,7 +278,7 @@ def with_queue(record: RunRecord) -> RunRecord:
     """The record; of a service behind an address with the waits in its queue that are inferred."""
     if not record.meta.is_http:
         return record
-    apart = laid_apart(record, find_processes(record))
+    apart = laid_apart(record, find_processes(record)[0])
     return as_served(apart, serving_of(apart))
 
 

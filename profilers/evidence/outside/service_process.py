@@ -51,9 +51,8 @@ LOOPS, SLEEP, LOOP_IN = "server.loops", "server.sleep", "server.loop_in."
 THREAD = "server.thread."
 
 
-#: The parent of a process (:func:`of_process`); by the client's port, the process that holds the other end of its
-#: connection, from then on.
-PARENT, CONNECTION = "server.parent", "connection."
+#: By the client's port, the process that holds the other end of its connection from then on.
+CONNECTION = "connection."
 #: Among the series of one of several processes, time of all of them on cores.
 WHOLE_CPU = "server.all.cpu_ns"
 

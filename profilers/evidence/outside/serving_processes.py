@@ -9,7 +9,7 @@ in the run; :func:`~latfix.profilers.evidence.outside.outside_view.presence` giv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from latfix.profilers.evidence.outside.service_process import (
     DISK,
     MAJOR_FAULTS,
     MINOR_FAULTS,
-    PARENT,
     PROCESSES,
     RUN_QUEUE,
     STOPPED,
-    THREAD,
     THROTTLED,
     WHOLE_CPU,
     of_process,
@@ -43,24 +41,11 @@ _KNOWN, _LEAST, _OTHERS = 0.95, 20, 0.1
 #: Between the lines of time of two processes, nanoseconds.
 _APART_NS = 1_000_000_000
 _OWN = of_process(0, "").partition("0")[0]
-#: Counters that a process's helpers add to, and series that are the same for all processes.
+#: Counters, and series that are the same for all processes.
 _COUNTERS = (CPU, RUN_QUEUE, STOPPED, COLLECTED, MINOR_FAULTS, MAJOR_FAULTS, DISK)
 _COMMON = (CORES, THROTTLED)
 
 _Series = Mapping[str, tuple[Ints, Floats]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingProcesses:
-    """The processes of a service that hold connections.
-
-    :param helpers: by process, its descendants that hold none. Empty if it is not known which process served a
-        request, or a single one serves.
-    :param unknown: why that is not known, as a sentence; empty if it is, or there is nothing to know.
-    """
-
-    helpers: Mapping[int, tuple[int, ...]]
-    unknown: str = ""
 
 
 def served_by(record: RunRecord) -> Ints:
@@ -80,59 +65,51 @@ def served_by(record: RunRecord) -> Ints:
     return result
 
 
-def find_processes(record: RunRecord) -> ServingProcesses:
-    """The processes, if it is known which of them served nearly all requests, and they hardly have others work."""
+def find_processes(record: RunRecord) -> tuple[tuple[int, ...], str]:
+    """The processes that serve, in ascending order, if it is known which of them served nearly all requests.
+
+    :returns: none if a single one serves, or it is not known; then why, as a sentence.
+    """
     series, served = _by_name(record.samples), served_by(record)
-    watched = [int(name.split(".")[1]) for name in series if name.startswith(_OWN) and name.endswith(".cpu_ns")]
-    own = np.unique(served[served > 0])
-    there = record.requests["client_port"] > 0
-    none = ServingProcesses(helpers={})
+    ran = {int(name.split(".")[1]): name for name in series if name.startswith(_OWN) and name.endswith(".cpu_ns")}
+    there, own = record.requests["client_port"] > 0, np.unique(served[served > 0]).tolist()
     known = float(np.mean(served[there] > 0)) if there.any() else 0.0
-    if len(watched) < 2 or not there.any() or (len(own) == 1 and known >= _KNOWN):
-        return none
+    if len(ran) < 2 or not there.any() or (len(own) == 1 and known >= _KNOWN):
+        return (), ""
     so = "what the counters show is that of all processes together"
-    if known < _KNOWN or not set(own.tolist()) <= set(watched):
-        why = (
-            f"Which of the service's {len(watched)} processes served a request is known for {percent(known)} of "
-            f"them, so {so}: a proxy, a container or another machine is in between, or connections ended at once."
+    if known < _KNOWN or not set(own) <= ran.keys():
+        return (), (
+            f"Which of the service's {len(ran)} processes served a request is known for {percent(known)} of them, so "
+            f"{so}: a proxy, a container or another machine is in between, or connections ended at once."
         )
-        return replace(none, unknown=why)
-    parents = {pid: int(series[name][1][-1]) for pid in watched if (name := of_process(pid, PARENT)) in series}
-    helpers: dict[int, list[int]] = {pid: [] for pid in own.tolist()}
-    others = list[int]()
-    for pid in set(watched) - helpers.keys():
-        above = parents.get(pid, 0)
-        while above in parents and above not in helpers:
-            above = parents[above]
-        helpers.get(above, others).append(pid)
-    spent = {pid: float(np.ptp(series[of_process(pid, CPU)][1])) for pid in watched}
     if len(served) < _LEAST * len(own):
-        return replace(none, unknown=f"{len(own)} processes hold the connections of {len(served)} requests: {so}.")
-    if sum(spent[pid] for pid in others) > _OTHERS * sum(spent.values()):
-        most = max(others, key=lambda pid: spent[pid])
-        why = f"Processes that hold no connection work for those that do, such as {most}: {so}."
-        return replace(none, unknown=why)
-    return ServingProcesses(helpers={pid: tuple(those) for pid, those in helpers.items()})
+        return (), f"{len(own)} processes hold the connections of {len(served)} requests: {so}."
+    spent = {pid: float(np.ptp(series[name][1])) for pid, name in ran.items()}
+    others = {pid: ns for pid, ns in spent.items() if pid not in own}
+    if sum(others.values()) > _OTHERS * sum(spent.values()):
+        most = max(others, key=lambda pid: others[pid])
+        return (), f"Processes that hold no connection work for those that do, such as {most}: {so}."
+    return tuple(own), ""
 
 
-def laid_apart(record: RunRecord, processes: ServingProcesses) -> RunRecord:
+def laid_apart(record: RunRecord, processes: tuple[int, ...]) -> RunRecord:
     """The record with the line of time of each process after that of the one before.
 
     Requests whose process is not known come first, where nothing was read. Requests get the column :data:`MOVED`.
     """
-    if not processes.helpers:
+    if not processes:
         return record
-    rows, series, pids = record.requests, _by_name(record.samples), np.array(sorted(processes.helpers), np.int64)
-    served, times = served_by(record), record.samples["t_ns"]
-    lane = np.where(np.isin(served, pids), np.searchsorted(pids, served), -1)
+    rows, series, times = record.requests, _by_name(record.samples), record.samples["t_ns"]
+    served = served_by(record)
+    lane = np.where(np.isin(served, processes), np.searchsorted(processes, served), -1)
     came, ended = rows["arrival_ns"], rows["arrival_ns"] + rows["latency_ns"]
     length = int(max(times.max(), ended.max()) - min(times.min(), came.min())) + _APART_NS
     moved = lane * length
     names, at, values = list[str](), list[Ints](), list[Floats]()
     reached: dict[str, float] = {}
-    for k, pid in enumerate(pids.tolist()):
-        for name, (when, value) in _of(series, pid, processes.helpers[pid]).items():
-            if name in _COUNTERS and len(value):  # goes on where that of the process before ended
+    for k, pid in enumerate(processes):
+        for name, (when, value) in _of(series, pid).items():
+            if name in _COUNTERS:  # goes on where that of the process before ended
                 value = value - value[0] + reached.get(name, 0.0)
                 reached[name] = float(value[-1])
             names += [name] * len(when)
@@ -141,7 +118,7 @@ def laid_apart(record: RunRecord, processes: ServingProcesses) -> RunRecord:
     order = np.argsort(np.concatenate(at), kind="stable")
     samples = {"t_ns": np.concatenate(at)[order], "series": np.array(names, dtype=object)[order]}
     events, request = record.events, record.events["request"]
-    place = np.clip(np.searchsorted(rows["index"], request), 0, max(len(moved) - 1, 0))
+    place = np.clip(np.searchsorted(rows["index"], request), 0, len(moved) - 1)
     later = np.where(rows["index"][place] == request, moved[place], 0)
     return replace(
         record,
@@ -177,23 +154,12 @@ def _by_name(samples: Columns) -> _Series:
     return {name: (samples["t_ns"][where], samples["value"][where]) for name, where in found.items()}
 
 
-def _of(series: _Series, pid: int, helpers: tuple[int, ...]) -> dict[str, tuple[Ints, Floats]]:
-    """The series of one process, under the names of a service that has no other, with the work of its helpers."""
-    result = {
-        name: read
-        for name, read in series.items()
-        if name in _COMMON or not name.startswith(("server.", "metrics.", CONNECTION, _OWN))
-    }
+def _of(series: _Series, pid: int) -> dict[str, tuple[Ints, Floats]]:
+    """The series of one process, under the names of a service that has no other."""
     own = of_process(pid)
+    others = ("server.", "metrics.", CONNECTION, _OWN)
+    result = {name: read for name, read in series.items() if name in _COMMON or not name.startswith(others)}
     result |= {f"server.{name.removeprefix(own)}": read for name, read in series.items() if name.startswith(own)}
     result[WHOLE_CPU] = series[CPU]
-    result[PROCESSES] = result[CPU][0][:1], np.array([1.0 + len(helpers)])
-    for each in helpers:
-        for name in [name for name in series if name.startswith(of_process(each))]:
-            known, (when, value) = f"server.{name.removeprefix(of_process(each))}", series[name]
-            if known.startswith(THREAD):
-                result[known] = when, value
-            elif known in _COUNTERS and known in result:
-                at, sum_ = result[known]
-                result[known] = at, sum_ + np.interp(at, when, value) - value[0]
+    result[PROCESSES] = result[CPU][0][:1], np.ones(1)
     return result

@@ -180,7 +180,6 @@ def test_each_of_several_processes_that_runs_has_series_of_its_own(machine: Fake
         "pid.9.runq_ns": 90,
         "pid.9.threads": 2,
         f"pid.9.thread.{number}": 4_000_000,
-        "pid.9.parent": 1,
         "pid.9.minflt": 50,
         "pid.9.majflt": 1,
         "pid.9.disk_ns": TICK_NS,

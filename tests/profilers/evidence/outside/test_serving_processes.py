@@ -11,8 +11,7 @@ import pytest
 
 from latfix.arrays import Bools, Ints
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.service_process import CPU, Counter
-from latfix.profilers.evidence.outside.serving_processes import find_processes, laid_apart, served_by
+from latfix.profilers.evidence.outside.serving_processes import find_processes, served_by
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, present, recorded, served, spent
@@ -51,7 +50,6 @@ def service(
         series |= {f"pid.{pid}.cpu_ns": (times, cpu), f"pid.{pid}.runq_ns": (times, 0 * times)}
         series |= {f"pid.{pid}.epoll": (times, 1.0 - (present(times, at[own], works[own]) > 0))}
         series |= {f"pid.{pid}.{name}": (times, values(PIDS.index(pid), times)) for name, values in more.items()}
-        series[f"pid.{pid}.parent"] = (times[:1], np.array([70]))
         on = np.diff(cpu) >= MS
         series[f"pid.{pid}.thread.{pid}"] = (times[1:][on], np.diff(cpu)[on])
     first = np.unique(ports, return_index=True)[1]
@@ -149,21 +147,23 @@ def test_what_is_not_known_is_said(known: bool, helper: int, words: str) -> None
     process = np.random.default_rng(5).integers(0, 3, len(at))
     seen = np.full(len(at), True) if known else np.random.default_rng(6).random(len(at)) < 0.5
     record = service(at, at + USUAL, process, known=seen, ports=2_000 + np.arange(len(at)), helper=helper)
-    processes = find_processes(record)
-    assert words in processes.unknown and bool(processes.helpers) == (not words)
-    assert (processes.unknown in diagnose(record, bootstrap=20).notes) == bool(words)
+    processes, unknown = find_processes(record)
+    assert words in unknown and processes == (() if words else PIDS)
+    assert (unknown in diagnose(record, bootstrap=20).notes) == bool(words)
 
 
-def test_helpers_work_for_the_process_that_started_them() -> None:
-    at = arrivals(40.0, n=600)
-    process = np.zeros(len(at), np.int64)
-    process[::3] = 1
-    record = service(at, at + USUAL, process)
-    record.samples["value"][record.samples["series"] == "pid.73.parent"] = 72
-    cpu = record.samples["series"] == "pid.73.cpu_ns"
-    record.samples["value"][cpu] = 1e5 * np.arange(np.count_nonzero(cpu))
-    processes = find_processes(record)
-    assert processes.helpers == {71: (), 72: (73,)}
-    apart = laid_apart(record, processes)
-    spent_ns = len(at) * USUAL + 1e5 * (np.count_nonzero(cpu) - 1)
-    assert Counter.of(apart.samples, CPU).total == pytest.approx(spent_ns)
+def test_a_call_that_blocks_one_of_several_loops_holds_up_its_own_requests() -> None:
+    """Requests wait side by side; twice a second, a call in one of the loops waits itself."""
+    at, rng = arrivals(120.0, n=2_000), np.random.default_rng(5)
+    process, end = rng.integers(0, 3, len(at)), at + rng.integers(20 * MS, 40 * MS, len(at))
+    blocks = np.arange(1_000 * MS, int(at[-1]), 500 * MS)
+    for k, begin in enumerate(blocks.tolist()):
+        held = (process == k % 3) & (end > begin) & (at < begin + LONG)
+        end[held] = begin + LONG + rng.integers(0, 4 * MS, np.count_nonzero(held))
+
+    def waits_for_events(k: int, times: Ints) -> np.ndarray:
+        mine = blocks[k::3]
+        return 1.0 - (present(times, mine, mine + LONG) > 0)
+
+    record = service(at, end, process, at + MS, epoll=waits_for_events)
+    assert diagnose(record, bootstrap=50).verdict == "service.loop"
