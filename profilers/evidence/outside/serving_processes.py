@@ -86,9 +86,12 @@ def find_processes(record: RunRecord) -> tuple[tuple[int, ...], str]:
         return (), f"{len(own)} processes hold the connections of {len(served)} requests: {so}."
     spent = {pid: float(np.ptp(series[name][1])) for pid, name in ran.items()}
     others = {pid: ns for pid, ns in spent.items() if pid not in own}
-    if sum(others.values()) > _OTHERS * sum(spent.values()):
+    if (share := sum(others.values()) / max(sum(spent.values()), 1.0)) > _OTHERS:
         most = max(others, key=lambda pid: others[pid])
-        return (), f"Processes that hold no connection work for those that do, such as {most}: {so}."
+        return (), (
+            f"Processes that hold no connection, such as {most}, had {percent(share)} of the service's time on "
+            f"cores, and may work for those that do, so {so}."
+        )
     return tuple(own), ""
 
 

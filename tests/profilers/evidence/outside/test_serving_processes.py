@@ -139,7 +139,7 @@ def test_another_process_s_run_queue_delay_and_stops_explain_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("known", "helper", "words"),
-    [(True, 0, ""), (False, 0, "is known for"), (True, 74, "work for those that do, such as 74")],
+    [(True, 0, ""), (False, 0, "is known for"), (True, 74, "such as 74, had 100 %")],
     ids=["known", "behind a proxy", "others work"],
 )
 def test_what_is_not_known_is_said(known: bool, helper: int, words: str) -> None:
