@@ -134,9 +134,9 @@ def laid_apart(record: RunRecord, processes: tuple[int, ...]) -> RunRecord:
 def came_while_others_idled(rows: Columns, served: Ints) -> Bools:
     """``(n,)`` True if a request came to a process that had others, while another process had none.
 
-    :param rows: with the times of the run; ``served`` as from :func:`served_by`.
+    :param rows: as recorded; ``served`` as from :func:`served_by`.
     """
-    at, end = presence({name: column for name, column in rows.items() if name != MOVED})
+    at, end = presence(rows)
     there = {
         pid: np.searchsorted(np.sort(at[served == pid]), at)
         - np.searchsorted(np.sort(end[served == pid]), at, "right")
