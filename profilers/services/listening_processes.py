@@ -117,7 +117,8 @@ class Connections:
         self._held, found = held, dict[int, int]()
         for each in _sockets(self._root, self._port):
             holders = held.get(_socket(each.inode), [])
-            if each.state in _OPEN and each.place == each.peer and len(holders) == 1:
+            own = each.place == each.peer or (each.place.is_loopback and each.peer.is_loopback)
+            if each.state in _OPEN and own and len(holders) == 1:
                 known = each.inode, holders[0]
                 if self._known.get(each.peer_port) != known:
                     self._known[each.peer_port], found[each.peer_port] = known, holders[0]

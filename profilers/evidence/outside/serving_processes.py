@@ -80,7 +80,7 @@ def find_processes(record: RunRecord) -> tuple[tuple[int, ...], str]:
     if known < _KNOWN or not set(own) <= ran.keys():
         return (), (
             f"Which of the service's {len(ran)} processes served a request is known for {percent(known)} of them, so "
-            f"{so}: a proxy, a container or another machine is in between, or connections ended at once."
+            f"{so}: a proxy or a container is in between, connections ended at once, or /proc/PID/fd cannot be read."
         )
     if len(served) < _LEAST * len(own):
         return (), f"{len(own)} processes hold the connections of {len(served)} requests: {so}."

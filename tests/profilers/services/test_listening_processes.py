@@ -60,8 +60,10 @@ sys.stdin.readline()
 """
 
 
-def test_the_process_that_holds_a_connection_is_found_by_the_client_s_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1"])
+def test_the_process_that_holds_a_connection_is_found_by_the_client_s_port(host: str) -> None:
+    """The client's own address is the first one in both cases."""
+    with socket.create_server((host, 0)) as one:
         connections = Connections(one.getsockname()[1])
         command, pipe = [sys.executable, "-c", _ACCEPTS, str(one.fileno())], subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[one.fileno()]) as worker:
