@@ -262,7 +262,7 @@ class _Findings:
             return {}
         serving = Serving(servers=setup.servers, rule=setup.rule)
         record = self.source.stretch(0, len(self.source))
-        served = served_by(record) if setup.processes > 1 else np.zeros(0, np.int64)
+        served = np.zeros(0, np.int64) if setup.unknown_process else served_by(record)
         return {
             "seen": tuple(cause.id for cause in CAUSES if cause.shows(self.baselines.evidence)),
             "source": Source(kind="http", path=str(meta.source.get("path", ""))),

@@ -365,7 +365,8 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             f"{milliseconds(one.latency_ms.get('p99'))}"
             for one in service.processes
         )
-        rows.append(("processes", "; ".join(told)))
+        unused = [f"{counted(service.unused, 'other')} without a connection"] if service.unused else []
+        rows.append(("processes", "; ".join([*told, *unused])))
     process = service.process
     if process is not None:
         throttled = "" if process.throttled_ms is None else f", throttled {milliseconds(process.throttled_ms)}"

@@ -510,7 +510,8 @@ class ServiceFigures(Document):
     :param metrics: by name, its reported values before, after, and at most.
     :param parts: of the latency, if the service reports where its requests' time went.
     :param parts_known: how: the means of intervals, or by request.
-    :param processes: that served, if there are several and it is known which of them served each request.
+    :param processes: that served, if there are several and it is known which of them served each request;
+        ``unused`` the number of others that listen and got no connection.
     :param beside_idle: share of the slow requests that came to a process with others, while another one had none.
     """
 
@@ -525,6 +526,7 @@ class ServiceFigures(Document):
     parts_known: str = field(default="", metadata=json_key(omit_empty=True))
     batches: InferredBatches | None = field(default=None, metadata=json_key(omit_empty=True))
     processes: tuple[ServingProcess, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    unused: int = field(default=0, metadata=json_key(omit_empty=True))
     beside_idle: float | None = field(default=None, metadata=json_key(omit_empty=True))
 
 

@@ -61,6 +61,12 @@ def accept_beside(pid: int, listening: Iterable[int], root: Path = Path("/")) ->
     return tuple(each for each in every if each not in own) if related else None
 
 
+def innermost(processes: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
+    """Those of which no other is a descendant: workers, without the parents that opened sockets for them."""
+    every = set(processes)
+    return tuple(pid for pid in sorted(every) if not every & (descendants(pid, root).keys() - {pid}))
+
+
 def program(pid: int, root: Path = Path("/")) -> str:
     """The name of a process's program, such as ``node``; of its thread, if the program is hidden; else empty."""
     process = root / "proc" / str(pid)

@@ -47,8 +47,11 @@ def service_figures(record: RunRecord, serving: Serving, tail_ns: float, served:
     :param tail_ns: latency from which a request is one of the tail.
     :param served: ``(n,)`` the process of each request if it is known of nearly all; else empty.
     """
-    processes = _processes(record, tail_ns, served) if len(served) else ()
-    rows = record.requests
+    rows, workers, own = record.requests, set(record.meta.http.get("workers", ())), set(served[served > 0].tolist())
+    unused = (
+        len(workers - own) if own and own <= workers else 0
+    )  # else those that listen may be helpers of those that serve
+    several = len(own) + unused > 1
     told = server_account(record)
     fresh = rows["new_connection"] > 0
     took = np.maximum(rows["prepare_ns"] - rows["send_ns"], 0)[fresh & (rows["send_ns"] > 0)]
@@ -63,8 +66,9 @@ def service_figures(record: RunRecord, serving: Serving, tail_ns: float, served:
         metrics=_metrics(record),
         parts=_parts(record, told, tail_ns),
         parts_known=told.known_as if told.parts else "",
-        processes=processes,
-        beside_idle=_beside_idle(record, tail_ns, served) if len(processes) > 1 else None,
+        processes=_processes(record, tail_ns, served) if several else (),
+        unused=unused,
+        beside_idle=_beside_idle(record, tail_ns, served, unused > 0) if several else None,
     )
 
 
@@ -83,9 +87,10 @@ def _processes(record: RunRecord, tail_ns: float, served: Ints) -> tuple[Serving
     )
 
 
-def _beside_idle(record: RunRecord, tail_ns: float, served: Ints) -> float | None:
+def _beside_idle(record: RunRecord, tail_ns: float, served: Ints, unused: bool) -> float | None:
     slow = record.measured & (record.requests["status"] == Status.OK) & (record.requests["latency_ns"] >= tail_ns)
-    return float(np.mean(came_while_others_idled(record.requests, served)[slow])) if slow.any() else None
+    beside = came_while_others_idled(record.requests, served, unused)
+    return float(np.mean(beside[slow])) if slow.any() else None
 
 
 def slower_process(service: ServiceFigures) -> str:

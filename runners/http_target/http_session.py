@@ -17,7 +17,7 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, LatfixError, RunnerError
-from latfix.profilers.services.listening_processes import accept_beside, program
+from latfix.profilers.services.listening_processes import accept_beside, innermost, program
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
@@ -254,6 +254,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             "accepts": None if replay.pid is None or not replay.listening else beside is not None,
             "listening": {str(each): program(each) for each in replay.listening},
             "beside": list(beside or ()),
+            "workers": list(innermost(replay.listening)),
             "metrics": None if replay.metrics is None else replay.metrics.partition("?")[0],
             "server": replay.server,
         },

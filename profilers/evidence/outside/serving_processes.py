@@ -131,10 +131,11 @@ def laid_apart(record: RunRecord, processes: tuple[int, ...]) -> RunRecord:
     )
 
 
-def came_while_others_idled(rows: Columns, served: Ints) -> Bools:
+def came_while_others_idled(rows: Columns, served: Ints, unused: bool) -> Bools:
     """``(n,)`` True if a request came to a process that had others, while another process had none.
 
     :param rows: as recorded; ``served`` as from :func:`served_by`.
+    :param unused: another one had none all the time.
     """
     at, end = presence(rows)
     there = {
@@ -142,7 +143,7 @@ def came_while_others_idled(rows: Columns, served: Ints) -> Bools:
         - np.searchsorted(np.sort(end[served == pid]), at, "right")
         for pid in np.unique(served[served > 0]).tolist()
     }
-    met, idle = np.zeros(len(at), dtype=bool), np.zeros(len(at), dtype=bool)
+    met, idle = np.zeros(len(at), dtype=bool), np.full(len(at), unused)
     for pid, others in there.items():
         met |= (served == pid) & (others > 0)
         idle |= (served != pid) & (others == 0)

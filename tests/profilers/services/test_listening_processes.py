@@ -14,6 +14,7 @@ from latfix.profilers.services.listening_processes import (
     Connections,
     accept_beside,
     descendants,
+    innermost,
     listening_processes,
     program,
 )
@@ -40,10 +41,11 @@ def test_a_worker_that_inherited_the_socket_listens_too() -> None:
         command = [sys.executable, "-c", _WORKER]
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[one.fileno()]) as worker:
             found = listening_processes("127.0.0.1", one.getsockname()[1])
-            family = descendants(os.getpid())
+            family, inner = descendants(os.getpid()), innermost(found)
             name, beside = program(worker.pid), [accept_beside(pid, found) for pid in (os.getpid(), worker.pid, 1)]
             other = [accept_beside(pid, [worker.pid]) for pid in (os.getpid(), os.getppid())]
             parent = accept_beside(worker.pid, [os.getpid()])
+    assert inner == (worker.pid,)
     assert beside == [(), (os.getpid(),), ()]  # the first process is an ancestor of both
     assert (other, parent) == ([(), ()], (os.getpid(),))
     assert found == tuple(sorted((os.getpid(), worker.pid)))

@@ -56,7 +56,7 @@ def service(
     for k in first.tolist():
         if known is None or known[k]:
             series[f"connection.{ports[k]}"] = (at[k : k + 1] + MS, np.array([PIDS[process[k]]]))
-    record = recorded(at, end, samples=sample_columns(series), http={"pid": 70, "server": "uvicorn"})
+    record = recorded(at, end, samples=sample_columns(series), http={"pid": 70, "server": "uvicorn", "workers": PIDS})
     rows = {**record.requests, "client_port": ports, "new_connection": np.isin(np.arange(len(at)), first).astype(int)}
     return replace(record, requests=rows)
 
@@ -114,6 +114,19 @@ def test_requests_wait_for_those_in_their_own_process_while_others_are_idle() ->
     assert [one.pid for one in found.service.processes] == list(PIDS)
     changes = [each.change for each in found.advice if each.cause == "traffic.burst"]
     assert any("--timeout-keep-alive" in change and "while another one had none" in change for change in changes)
+
+
+def test_a_process_without_a_connection_is_idle_all_the_time() -> None:
+    at = arrivals(40.0, n=2_000)
+    process, took = np.zeros(len(at), np.int64), np.random.default_rng(6).integers(9 * MS, 11 * MS, len(at))
+    took[::50] = LONG
+    record = service(at, queued(at, took, process), process)
+    figures = diagnose(record, percentile=90, bootstrap=50).service
+    assert figures is not None and (figures.unused, figures.processes[0].requests) == (2, len(at))
+    assert figures.beside_idle is not None and figures.beside_idle > 0.8
+    helpers = replace(record, meta=record.meta.updated(http={**record.meta.http, "workers": (72, 73)}))
+    figures = diagnose(helpers, percentile=90, bootstrap=50).service
+    assert figures is not None and (figures.unused, figures.processes, figures.beside_idle) == (0, (), None)
 
 
 def test_another_process_s_run_queue_delay_and_stops_explain_nothing() -> None:
