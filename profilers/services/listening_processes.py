@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -24,9 +23,9 @@ def listening_processes(host: str, port: int, root: Path = Path("/")) -> tuple[i
         return ()
     wanted = ipaddress.ip_address(host)
     sockets = {
-        _socket(each.inode)
-        for each in _sockets(root, port)
-        if each.state == _LISTENS and (each.place == wanted or int(each.place) == 0)
+        inode
+        for inode, state, place, _, _ in _sockets(root, port)
+        if state == _LISTENS and (place == wanted or int(place) == 0)
     }
     holders = []
     for process in (root / "proc").iterdir() if sockets else ():
@@ -86,17 +85,6 @@ def _is_local(host: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Socket:
-    """A socket of this machine; ``peer`` and ``peer_port`` are the other end."""
-
-    state: str
-    place: Address
-    peer: Address
-    peer_port: int
-    inode: str
-
-
 class Connections:
     """Which processes hold a service's ends of connections from this machine.
 
@@ -121,25 +109,22 @@ class Connections:
         if held == self._held:
             return {}
         self._held, found = held, dict[int, int]()
-        for each in _sockets(self._root, self._port):
-            holders = held.get(_socket(each.inode), [])
-            own = each.place == each.peer or (each.place.is_loopback and each.peer.is_loopback)
-            if each.state in _OPEN and own and len(holders) == 1:
-                known = each.inode, holders[0]
-                if self._known.get(each.peer_port) != known:
-                    self._known[each.peer_port], found[each.peer_port] = known, holders[0]
+        for inode, state, place, peer, client in _sockets(self._root, self._port):
+            holders, own = held.get(inode, []), place == peer or (place.is_loopback and peer.is_loopback)
+            if state in _OPEN and own and len(holders) == 1 and self._known.get(client) != (inode, holders[0]):
+                self._known[client], found[client] = (inode, holders[0]), holders[0]
         return found
 
 
-def _sockets(root: Path, port: int) -> Iterable[_Socket]:
-    """The sockets of this machine at a port."""
+def _sockets(root: Path, port: int) -> Iterable[tuple[str, str, Address, Address, int]]:
+    """Name, state, address, and the other end's address and port, of each socket of this machine at a port."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (root / "proc/net" / table).read_text().splitlines()[1:]:
                 _, local, remote, state, *fields = line.split()
                 (place, number), (peer, peer_number) = _place(local), _place(remote)
                 if number == port:
-                    yield _Socket(state=state, place=place, peer=peer, peer_port=peer_number, inode=fields[5])
+                    yield f"socket:[{fields[5]}]", state, place, peer, peer_number
 
 
 def _place(text: str) -> tuple[Address, int]:
@@ -148,10 +133,6 @@ def _place(text: str) -> tuple[Address, int]:
     words = bytes.fromhex(place)
     found = ipaddress.ip_address(b"".join(words[k : k + 4][::-1] for k in range(0, len(words), 4)))
     return getattr(found, "ipv4_mapped", None) or found, int(number, 16)
-
-
-def _socket(inode: str) -> str:
-    return f"socket:[{inode}]"
 
 
 def _open_files(process: Path) -> set[str]:

@@ -206,17 +206,11 @@ class ProcessWatch:
         """
         self.look_around()
         cores: set[int] = set()
-        apart: dict[int, Reading] = {}
         resident = 0
         for pid in self.processes:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = _fields(self._proc / str(pid) / "stat")
                 self._faults[pid] = (int(fields[7]), int(fields[9]))
-                apart[pid] = {
-                    MINOR_FAULTS: int(fields[7]),
-                    MAJOR_FAULTS: int(fields[9]),
-                    DISK: 0,
-                }
                 resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
         with self._lock:
             threads = list(self._threads.items())
@@ -229,9 +223,11 @@ class ProcessWatch:
                 counters[4] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
         with self._lock:
             _, _, voluntary, involuntary, disk_ticks = self._sums()
-            for pid, own in self._own.items() if disk_ticks else ():
-                each = (counters[4] for thread, (_, counters) in threads if _process_of(thread) == pid)
-                apart.get(pid, {})[DISK] = (own.ended[4] + sum(each)) * _TICK_NS
+            apart: dict[int, Reading] = {}
+            for pid, own in self._own.items():
+                ticks = own.ended[4] + sum(each[4] for thread, (_, each) in threads if _process_of(thread) == pid)
+                minor, major = self._faults.get(pid, (0, 0))
+                apart[pid] = {MINOR_FAULTS: minor, MAJOR_FAULTS: major, DISK: ticks * _TICK_NS}
         return {
             "server.minflt": sum(minor for minor, _ in self._faults.values()),
             "server.majflt": sum(major for _, major in self._faults.values()),

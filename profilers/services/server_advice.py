@@ -241,7 +241,7 @@ def with_advice(result: Diagnosis, header: str = "", program: str = "") -> Diagn
         )
         cause, change = max(waits, key=lambda each: waits[each]), _DISTRIBUTED.get(server, "") + _PROXY
         change = f"{change}: {evidence}"
-        advice.append(Advice(server=server, told_by=told_by, cause=cause, change=change, evidence=f"{evidence}."))
+        advice.insert(0, Advice(server=server, told_by=told_by, cause=cause, change=change, evidence=f"{evidence}."))
     for name, values in metrics.items():
         grown = values["after"] - values["before"]
         known = next((each for each in _PREEMPTIONS if name.startswith(each)), "")
