@@ -234,7 +234,7 @@ def with_advice(result: Diagnosis, header: str = "", program: str = "") -> Diagn
     ]
     waits = {cause.cause: cause.tail_ms if cause.cause in _TRAFFIC else cause.propagated_ms for cause in causes}
     beside = (result.service.beside_idle if result.service else None) or 0.0
-    if beside >= _BESIDE_IDLE and sum(waits.values()) >= _WAITED * result.excess_ms:
+    if waits and beside >= _BESIDE_IDLE and sum(waits.values()) >= _WAITED * result.excess_ms:
         evidence = (
             f"{percent(beside)} of the slow requests came to a process that had others while another one had none: a "
             "connection stays with the process that accepted it"
