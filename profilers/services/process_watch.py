@@ -195,7 +195,7 @@ class ProcessWatch:
     def _apart(self, found: Mapping[int, Reading]) -> Reading:
         """The series of each process that runs, if there are several."""
         ran = [pid for pid, own in self._own.items() if own.ran and pid in found]
-        if len(self.processes) < 2 or len(ran) > _MOST_PROCESSES:
+        if not 2 <= len(self.processes) <= _MOST_PROCESSES:
             return {}
         return {of_process(pid, name): value for pid in ran for name, value in found[pid].items()}
 

@@ -74,16 +74,18 @@ def find_processes(record: RunRecord) -> tuple[tuple[int, ...], str]:
     ran = {int(name.split(".")[1]): name for name in series if name.startswith(_OWN) and name.endswith(".cpu_ns")}
     there, own = record.requests["client_port"] > 0, np.unique(served[served > 0]).tolist()
     known = float(np.mean(served[there] > 0)) if there.any() else 0.0
-    if len(ran) < 2 or not there.any() or (len(own) == 1 and known >= _KNOWN):
+    if max(len(own), len(ran)) < 2 or not there.any() or (len(own) == 1 and known >= _KNOWN):
         return (), ""
     so = "what the counters show is that of all processes together"
-    if known < _KNOWN or not set(own) <= ran.keys():
+    if known < _KNOWN:
         return (), (
-            f"Which of the service's {len(ran)} processes served a request is known for {percent(known)} of them, so "
-            f"{so}: a proxy or a container is in between, connections ended at once, or /proc/PID/fd cannot be read."
+            f"Which of the service's processes served a request is known for {percent(known)} of them, so {so}: "
+            "a proxy or a container is in between, connections ended at once, or /proc/PID/fd cannot be read."
         )
-    if len(served) < _LEAST * len(own):
-        return (), f"{len(own)} processes hold the connections of {len(served)} requests: {so}."
+    ended = {pid: int(presence(record.requests)[1][served == pid].max()) for pid in own}
+    read = [pid for pid in own if pid in ran and series[ran[pid]][0][-1] + _APART_NS > ended[pid]]
+    if len(read) < len(own) or len(served) < _LEAST * len(own):
+        return (), f"The service's {len(own)} processes are too many to tell them apart: {so}."
     spent = {pid: float(np.ptp(series[name][1])) for pid, name in ran.items()}
     others = {pid: ns for pid, ns in spent.items() if pid not in own}
     if (share := sum(others.values()) / max(sum(spent.values()), 1.0)) > _OTHERS:

@@ -36,7 +36,7 @@ def service(
 
     :param process: ``(n,)`` which of the processes serves each request; each request of one has the same connection.
     :param known: whether the connection of each was seen; ``ports`` other ports than one for each process.
-    :param helper: a process that does all the work in place of those that hold connections.
+    :param helper: a process that does all the work in place of those that hold connections; -1: none is read apart.
     :param more: by series, its values in each process.
     """
     works = end if works is None else works
@@ -44,7 +44,7 @@ def service(
     times = np.arange(-300 * MS, int(end.max()) + 300 * MS, 5 * MS)
     series: dict[str, tuple[Ints, Any]] = {"server.runq_ns": (times, 0 * times)}
     series["server.cpu_ns"] = (times, spent(times, at, works))
-    for pid in sorted({*PIDS, *([helper] if helper else [])}):
+    for pid in sorted({*PIDS, *([helper] if helper else [])}) if helper >= 0 else ():
         own = (process == PIDS.index(pid)) if pid in PIDS and not helper else np.full(len(at), pid == helper)
         cpu = spent(times, at[own], works[own])
         series |= {f"pid.{pid}.cpu_ns": (times, cpu), f"pid.{pid}.runq_ns": (times, 0 * times)}
@@ -152,8 +152,8 @@ def test_another_process_s_run_queue_delay_and_stops_explain_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("known", "helper", "words"),
-    [(True, 0, ""), (False, 0, "is known for"), (True, 74, "such as 74, had 100 %")],
-    ids=["known", "behind a proxy", "others work"],
+    [(True, 0, ""), (True, -1, "are too many"), (False, 0, "is known for"), (True, 74, "such as 74, had 100 %")],
+    ids=["known", "not read apart", "behind a proxy", "others work"],
 )
 def test_what_is_not_known_is_said(known: bool, helper: int, words: str) -> None:
     at = arrivals(40.0, n=600)
