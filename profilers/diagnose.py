@@ -229,12 +229,15 @@ class _Findings:
         """By cause, the milliseconds that its interval must exceed for the cause to be named."""
         books, sent = self.baselines.books, self.totals.sent
         span_ns = float(self.totals.sent_last_ns - self.totals.sent_first_ns)
-        shared = self.baselines.evidence.shared
-        chance = (
-            shared.chance_wait_ns(sent, span_ns, 1 - self.percentile / 100, self.seed)
-            if shared.cores
-            else chance_wait_ns(books.line, self.percentile, arrivals=sent, span_ns=span_ns, seed=self.seed)
-        )
+        shared, several = self.baselines.evidence.shared, self.baselines.evidence.setup.processes
+        # Several processes could serve one queue: that requests wait in one while another is idle is no chance.
+        if shared.cores:
+            together = replace(shared, cores=several * shared.cores)
+            chance = together.chance_wait_ns(sent, span_ns, 1 - self.percentile / 100, self.seed)
+        else:
+            workers = replace(books.line.workers, workers=several * books.line.workers.workers)
+            line = replace(books.line, workers=workers)
+            chance = chance_wait_ns(line, self.percentile, arrivals=sent, span_ns=span_ns, seed=self.seed)
         floors = floors_ms(p50_ms, self.tail.excess_ms, chance)
         return above_noise(floors, self.tail, self.percentile, books)
 

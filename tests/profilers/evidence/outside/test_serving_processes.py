@@ -116,6 +116,13 @@ def test_requests_wait_for_those_in_their_own_process_while_others_are_idle() ->
     assert any("--timeout-keep-alive" in change and "while another one had none" in change for change in changes)
 
 
+def test_waits_that_one_queue_for_all_processes_would_not_have_are_no_chance() -> None:
+    at = arrivals(45.0, n=3_000)
+    process = np.random.default_rng(5).integers(0, 3, len(at))
+    end = queued(at, np.random.default_rng(6).integers(9 * MS, 11 * MS, len(at)), process)
+    assert diagnose(service(at, end, process), percentile=95, bootstrap=50).verdict == "traffic.burst"
+
+
 def test_a_process_without_a_connection_is_idle_all_the_time() -> None:
     at = arrivals(40.0, n=2_000)
     process, took = np.zeros(len(at), np.int64), np.random.default_rng(6).integers(9 * MS, 11 * MS, len(at))
