@@ -83,17 +83,16 @@ def _added(measured: Ratio) -> str:
 
 
 def floor_words(found: Optimization) -> str:
-    """How far p99 is from that of the model alone, and how to get closer; empty if unknown."""
+    """How far p99 is from that of the model alone, and how to get closer; empty if unknown, or if less was measured."""
     last = found.before if plan_is_empty(found) else found.after
     floor, reached = finite(found.floor_ms.get("p99")), finite(last.latency_ms.get("p99"))
-    if floor is None or reached is None or floor <= 0:
+    if floor is None or reached is None or not 0 < floor * 0.9 <= reached:
         return ""
     bound = f"predicted p99 {milliseconds(floor)} with an empty queue and the fastest accurate form of this model"
     if reached <= floor * 1.1:
-        now = ", measured less" if reached < floor * 0.9 else ""
         outside = found.diagnosis is not None and found.diagnosis.verdict == "external.dependency"
         needs = "a faster dependency" if outside else "a faster machine or shorter inputs"
-        return f"reached: {bound}{now}; going lower needs {needs}"
+        return f"reached: {bound}; going lower needs {needs}"
     more = "devices" if found.device.startswith("cuda") else "cores, a GPU"
     what = "disturbances and waiting" if found.disturbed else "waiting"
     return (

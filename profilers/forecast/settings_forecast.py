@@ -205,10 +205,9 @@ class Forecast:
         return summarize_ms(self.latencies(serving, within))
 
     def alone(self, cost: BatchCost | None) -> dict[str, float]:
-        """Summary in milliseconds of requests without queue and without batching: the lower bound."""
-        work = self._work
-        every = np.arange(len(work.index))
-        return summarize_ms(work.prepare + self._in_batches_of_one(every, cost) + work.finish)
+        """Summary in milliseconds of requests without queue, batching and effects of the machine: the lower bound."""
+        prepare, every = self._work.met(OF_THE_MACHINE)[0], np.arange(len(self._work.index))
+        return summarize_ms(prepare + self._in_batches_of_one(every, cost) + self._work.finish)
 
     def _in_batches_of_one(self, some: Ints, cost: BatchCost | None) -> Floats:
         """Nanoseconds of a batch of each request alone."""

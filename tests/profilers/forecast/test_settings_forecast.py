@@ -267,6 +267,9 @@ def test_alone_is_a_lower_bound() -> None:
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     alone, half = forecast.alone(None), forecast.alone(BatchCost(typical=0.5))
     assert half["mean"] < alone["mean"] < forecast.simulated["mean"] and alone["p99"] < forecast.simulated["p99"]
+    work = forecast._work
+    work.prepare_extra[work.causes.index("host.contention")], work.prepare[:] = 5e6, work.prepare + 5e6
+    assert forecast.alone(None) == pytest.approx(alone), "waiting for a core is not the model's"
 
 
 def test_at_its_own_times_a_run_is_simulated_as_it_was() -> None:
