@@ -28,8 +28,11 @@ _HINTS = {
     "does not require grad": "; latfix calls models in torch.no_grad: compute derivatives in torch.enable_grad",
 }
 
-#: Where a native library (OpenVINO) raised an error, before what it says.
-_NATIVE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+: ?")
+#: Where a native library (OpenVINO, ONNX Runtime) raised an error, before what it says.
+_NATIVE_PLACE = re.compile(
+    r"(?:Exception from|Check '[^']*' failed at) \S+:\d+: ?"
+    r"|(?:Load model from .* failed:)?/onnxruntime_src/\S+:\d+ .*?\) "
+)
 #: Parts of the paths of installed libraries and of code without a file.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 

@@ -78,7 +78,8 @@ class FileWorkload(Workload):
         elif self.layout.most_batch == most:
             why = f"the file takes batches of at most {most}"
         else:
-            why = "an input of the file has no batch dimension"
+            alone = next(given.name for given in self.layout.inputs if given.batch_axis is None)
+            why = f"its input {alone!r} has no batch dimension"
         raise InputError(
             f"{self.layout.file}: found max_batch_size = {max_batch_size}, but {why}; expected at most {most}; "
             "lower it, or save the model with a dynamic batch dimension"

@@ -268,6 +268,13 @@ class _Unprintable(Exception):
             ),
             "RuntimeError: no rule for Loop-2",
         ),
+        (
+            RuntimeError(
+                "[ONNXRuntimeError] : 1 : FAIL : Load model from /my models/m.onnx failed:/onnxruntime_src/graph/"
+                "model.cc:256 onnxruntime::Model::Model(const PathString&, const Logger&) Unsupported IR version: 20"
+            ),
+            "RuntimeError: [ONNXRuntimeError] : 1 : FAIL : Unsupported IR version: 20",
+        ),
     ],
 )
 def test_an_error_is_one_line_that_any_file_can_hold(error: BaseException, shown: str) -> None:

@@ -227,6 +227,6 @@ def test_batches_larger_than_the_file_takes_are_refused() -> None:
     fixed.check_batch(1)
     with pytest.raises(InputError, match=r"max_batch_size = 8, but the file's batch dimension is fixed at 1"):
         fixed.check_batch(8)
-    with pytest.raises(InputError, match="an input of the file has no batch dimension"):
+    with pytest.raises(InputError, match="but its input 'rate' has no batch dimension"):
         adapter(opened({"x": ("batch", 4), "rate": ()})).check_batch(2)
     adapter(opened({"x": ("batch", 4)})).check_batch(4096)
