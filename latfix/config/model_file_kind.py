@@ -104,11 +104,11 @@ def check_model_file(path: Path) -> Kind:
 
 
 def misnamed(path: Path) -> str:
-    """What a model or weights are under another suffix, and what to do; empty for any other file.
-
-    :raises OSError: the file cannot be read.
-    """
-    found = _identify(path, "ONNX")
+    """What a model or weights are under another suffix, and what to do; empty for any other file."""
+    try:
+        found = _identify(path, "ONNX")
+    except OSError:
+        return ""
     model = found.kind is not None or (found.todo == _ADVICE and found.words not in _NO_MODELS)
     return f"{found.words}; {found.todo}" if model else ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latfix.config.model_file_kind import MODEL_SUFFIXES, check_model_file, is_model_file
+from latfix.config.model_file_kind import MODEL_SUFFIXES, check_model_file, is_model_file, misnamed
 from latfix.config.model_input_rules import InputRule, parse_inputs
 from latfix.config.model_output_rules import OutputRule, parse_outputs
 from latfix.config.settings_tables import validate_settings, validate_table
@@ -83,7 +83,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
     advice = did_you_mean(workload, known, f"samples are {', '.join(known)}")
     if exists:
         expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
-        raise InputError(f"{workload}: found a file; expected {expected}; {advice}")
+        raise InputError(f"{workload}: found {misnamed(path) or f'a file; expected {expected}; {advice}'}")
     expected = f"a folder with {SPEC_FILE}, a model file or a sample"
     raise InputError(f"{workload}: found no such folder or sample; expected {expected}; {advice}")
 

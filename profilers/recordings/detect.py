@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from latfix.config.model_file_kind import misnamed
+from latfix.config.model_file_kind import is_model_file, misnamed
 from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.profilers.recordings import memory_history, service_log
@@ -95,6 +95,10 @@ def _unknown(recorded: Recorded) -> InputError:
         first = recorded.head.decode("utf-8", "replace").strip().partition("\n")[0]
         if first.isprintable() and "\ufffd" not in first and first:
             result += f", which begins with {shown(first, 60)}"
+    for file in recorded.inside:
+        found = "a model file: name it, with --traffic" if is_model_file(file.path) else misnamed(file.path)
+        if found and detect(file) is None:
+            return InputError(f"{recorded.path}: found a folder without workload.toml; {file.path.name} is {found}")
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
         result = (

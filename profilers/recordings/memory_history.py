@@ -61,10 +61,13 @@ def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     )
 
 
+#: Keys of a snapshot, one of which is near its start. Other pickles are models.
+_KEYS = (b"segments", b"device_traces")
+
 READER = Reader(
     kind="memory",
     reads="torch's memory history (torch.cuda.memory._dump_snapshot)",
-    knows=lambda recorded: is_snapshot(recorded.head),
+    knows=lambda recorded: is_snapshot(recorded.head) and any(key in recorded.head for key in _KEYS),
     read=_read,
 )
 

@@ -123,6 +123,15 @@ def test_a_model_file_with_traffic_is_a_workload(model: Path, tmp_path: Path) ->
         load_spec(str(model), traffic=tmp_path / "nothing")
 
 
+def test_weights_in_place_of_a_workload_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(InputError, match=r"model.h5: found an HDF5 file; .*load it in an adapter"):
+        load_spec(str(tmp_path / "model.h5"))
+    (tmp_path / "notes.md").write_text("words")
+    with pytest.raises(InputError, match=r"notes.md: found a file; expected a folder with workload.toml or a model"):
+        load_spec(str(tmp_path / "notes.md"))
+
+
 def test_a_folder_may_have_a_model_instead_of_an_adapter(model: Path, tmp_path: Path) -> None:
     inputs = '[inputs]\nx = { shape = ["batch", "length"] }\n'
     (tmp_path / "workload.toml").write_text(MODEL + "[runner]\nmax_batch_size = 4\n" + inputs)

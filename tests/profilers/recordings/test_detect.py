@@ -112,6 +112,20 @@ def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
         detect.diagnose_recording(tmp_path, ReadOptions())
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("model.onnx", b"\x08\x08", "model.onnx is a model file: name it, with --traffic"),
+        ("model.gguf", b"GGUF\3\0", "model.gguf is GGUF weights; .*load it in an adapter"),
+    ],
+)
+def test_a_model_beside_its_traffic_is_no_recording(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "traffic.jsonl").write_text('{"arrival_s": 0.5}\n')
+    with pytest.raises(InputError, match=f"a folder without workload.toml; {says}"):
+        detect.diagnose_recording(tmp_path, ReadOptions())
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_the_requests_of_a_run_are_no_log(suffix: str, tmp_path: Path) -> None:
     table = pa.table({name: ["ok"] * 9 if name in ("status", "error") else list(range(9)) for name in ESSENTIAL})

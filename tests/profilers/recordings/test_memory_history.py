@@ -48,6 +48,12 @@ def test_a_stall_has_its_time_and_the_setting_that_avoids_it(tmp_path: Path) -> 
     assert not GateSubject.from_diagnosis(result).cause_shares  # shares are unknown, so gates on them are undecided
 
 
+def test_another_pickle_is_no_history(tmp_path: Path) -> None:
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps({"weights": [1.0]}))
+    with pytest.raises(InputError, match=r"found a Python pickle, .*load it in an adapter"):
+        diagnose_recording(tmp_path / "model.pkl", ReadOptions())
+
+
 def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:
     result = diagnosed(tmp_path / "x", [entry("segment_alloc", 0, 20, 0), entry("alloc", 0, 20, 1)])
     assert result.verdict == "steady" and not result.causes and not result.slowest
@@ -65,7 +71,7 @@ def test_a_program_that_empties_the_cache_does_not_wait(shown_by: str, tmp_path:
 
 
 def test_a_pickle_that_names_a_class_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(pickle.dumps(Path("x"), protocol=4))
+    (tmp_path / "x").write_bytes(pickle.dumps({"segments": [Path("x")]}, protocol=4))
     with pytest.raises(InputError, match="a snapshot is plain data"):
         diagnose_recording(tmp_path / "x", ReadOptions())
 
