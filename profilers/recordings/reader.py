@@ -28,6 +28,7 @@ class ReadOptions:
     :param step: a regular expression for the names of steps in a device recording; empty for the reader's own choice.
     :param mapping: ``NAME=EXPRESSION`` for logs with custom column names.
     :param pattern: a regular expression with named groups for a text log; empty for known formats.
+    :param times_only: requests need a time only, no latency.
     """
 
     percentile: float | None = None
@@ -35,6 +36,7 @@ class ReadOptions:
     step: str = ""
     mapping: tuple[str, ...] = ()
     pattern: str = ""
+    times_only: bool = False
 
 
 #: Options that apply to some kinds of recordings only, and what each expects.

@@ -154,7 +154,7 @@ def import_command(
     status: Annotated[str, typer.Option("--status", metavar="COLUMN", help="Their status.")] = "",
     feature: Annotated[
         list[str] | None,
-        typer.Option("--feature", metavar="NAME=COLUMN", help="A size of the request; may be repeated."),
+        typer.Option("--feature", "--map", metavar="NAME=COLUMN", help="A size of the request; may be repeated."),
     ] = None,
     pattern: options.PatternOption = "",
 ) -> None:
@@ -173,7 +173,7 @@ def import_command(
     check_output(target, source)
     roles = {"arrival": time, "end": end, "latency": latency, "status": status}
     mapping = [*(f"{role}={column}" for role, column in roles.items() if column), *(feature or ())]
-    table = read_requests(source, ReadOptions(mapping=tuple(mapping), pattern=pattern))
+    table = read_requests(source, ReadOptions(mapping=tuple(mapping), pattern=pattern, times_only=True))
     if not len(table):
         raise InputError(f"{source}: found no requests; expected at least one")
     if not table.timed:
@@ -185,10 +185,11 @@ def import_command(
         _say(f"  {note}")
     if table.resolution_ns >= 10**9:
         _say("  Times are known to the second only: bursts and gaps within seconds are not the callers'.")
-    summary = recorded_summary_ms(traffic.features[RECORDED])
+    summary = recorded_summary_ms(traffic.features.get(RECORDED))
     if summary:
         _say("recorded latency: " + ", ".join(f"{name} {milliseconds(value)}" for name, value in summary.items()))
-    _say(f"features: {', '.join(traffic.features)}; no payloads: prepare must build inputs from the features")
+    features = ", ".join(traffic.features) or "none (--feature NAME=COLUMN adds one)"
+    _say(f"features: {features}; no payloads: prepare must build inputs from the features")
     typer.echo(_written_line(traffic, target))
 
 

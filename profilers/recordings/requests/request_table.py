@@ -180,7 +180,9 @@ class RequestTable:
                 features[last] = _whole(np.where(np.isfinite(column), column, np.nan))
         if self.route is not None:
             features["route"] = np.array(self.routes, dtype=object)[self.route]
-        features[RECORDED] = np.where(self.ok, self.latency_ns / 1e6, np.nan)
+        known = self.ok & (self.latency_ns >= 0)
+        if known.any():
+            features[RECORDED] = np.where(known, self.latency_ns / 1e6, np.nan)
         unique = bool(self.ids) and all(self.ids) and len(set(self.ids)) == len(self.ids)
         return Traffic.plain(
             self.arrival_ns,

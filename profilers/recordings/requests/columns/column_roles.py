@@ -93,10 +93,13 @@ class Role:
         return self.source if isinstance(self.source, str) else self.source.source
 
 
-def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
+def roles_of(
+    path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str], *, times_only: bool = False
+) -> list[Role]:
     """The roles of columns: from the mapping, then from a known writer, then from their names.
 
     :param columns: by name, a value of each.
+    :param times_only: a time is enough; there need be no latency.
     :raises InputError: a latency or a column is missing, or the latency's unit is unknown.
     """
     names = tuple(columns)
@@ -145,7 +148,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
         roles += [Role(column_name(name), name) for name in work]
         possible = [name for name in others if name not in work and _is_number(name, columns)]
         roles += [Role(_POSSIBLE + name, name) for name in possible[:_MOST_POSSIBLE]]
-    return _checked(path, roles, names)
+    return _checked(path, roles, names, times_only=times_only)
 
 
 def dependencies_among(names: Sequence[str]) -> dict[str, str]:
@@ -214,17 +217,20 @@ def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
     return replace(role, unit_ns=1) if values and all(map(_is_written_with_unit, values)) else role
 
 
-def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
+def _checked(path: Path, roles: list[Role], names: Sequence[str], *, times_only: bool) -> list[Role]:
     by_name = {role.name: role for role in roles}
+    enough = times_only and not by_name.keys().isdisjoint(MOMENTS)
     figures = [name for name in names if usual.FIGURE.search(name)]
     summary = f"these are figures of many requests: {PER_REQUEST}"
-    if "latency" not in by_name and not by_name.keys() >= set(MOMENTS):
+    if "latency" not in by_name and not by_name.keys() >= set(MOMENTS) and not enough:
         there = ", ".join(sorted(names, key=lambda name: usual.TIME.search(name) is None)[:12])
-        todo = summary if figures else "name the latency: --map latency_ms=COLUMN"
+        lacking = "time: --map arrival" if times_only else "latency: --map latency_ms"
+        todo = summary if figures else f"name the {lacking}=COLUMN"
         for marks, writer, command in _WRAPPED:
             if marks <= set(names):
                 todo = f"{writer} has wrapped the lines of a log: unwrap them with {command}"
-        raise input_error(path, 1, f"columns {there}" if names else "no columns", EXPECTED, todo)
+        expected = EXPECTED.replace("a latency and ", "") if times_only else EXPECTED
+        raise input_error(path, 1, f"columns {there}" if names else "no columns", expected, todo)
     if name := next((name for name in _TIMES if name in by_name and by_name[name].unit_ns is None), ""):
         column = by_name[name].text
         percentiles = [figure for figure in figures if re.search(r"\bp\(?\d\d", figure, re.I)]

@@ -69,15 +69,22 @@ _HOUR_NS, _APART_NS = 3_600 * 10**9, 300 * 10**9
 
 
 def read_blocks(
-    path: Path, first_values: Mapping[str, Any], mapping: Mapping[str, str], blocks: Blocks, bad: BadLines
+    path: Path,
+    first_values: Mapping[str, Any],
+    mapping: Mapping[str, str],
+    blocks: Blocks,
+    bad: BadLines,
+    *,
+    times_only: bool = False,
 ) -> RequestTable:
     """The requests of a table that is read in blocks.
 
     :param first_values: by column, one of its values.
+    :param times_only: a time is enough; there need be no latency.
     :raises InputError: no column is a latency, the mapping names a missing one, or most lines are unusable.
     """
-    roles = roles_of(path, first_values, mapping)
-    length = "latency" if any(role.name == "latency" for role in roles) else "end"
+    roles = roles_of(path, first_values, mapping, times_only=times_only)
+    length = next(name for name in ("latency", "end", "arrival") if any(role.name == name for role in roles))
     wanted, needed, marks = (
         dict.fromkeys(column for role in roles if not names or role.name in names for column in role.columns)
         for names in ((), ("latency", *MOMENTS), (length, "status"))
@@ -166,8 +173,15 @@ def _latency(values: Mapping[str, Any]) -> Any:
     """``(n,)`` nanoseconds, :data:`UNKNOWN` if not known."""
     if "latency" in values:
         return values["latency"]
+    if not _has_lengths(values):
+        return np.full(len(_moments(values)), UNKNOWN)
     begin, end = values["arrival"], values["end"]
     return np.where((begin >= 0) & (end >= begin) & (end - begin <= LONGEST_NS), end - begin, UNKNOWN)
+
+
+def _has_lengths(values: Mapping[str, Any]) -> bool:
+    """False for a table of times alone."""
+    return "latency" in values or values.keys() >= set(MOMENTS)
 
 
 def _moments(values: Mapping[str, Any]) -> Any:
@@ -177,7 +191,7 @@ def _moments(values: Mapping[str, Any]) -> Any:
 
 def _usable(values: Mapping[str, Any]) -> Any:
     """True for rows with the times they need; a request that did not end ok needs no latency and no end."""
-    good = _latency(values) >= 0
+    good = (_latency(values) >= 0) | (not _has_lengths(values))
     if "status" in values:
         good = good | (statuses_of(values["status"]) != Status.OK)
     needed = _moments(values)

@@ -60,7 +60,8 @@ def read(path: Path, options: ReadOptions) -> RequestTable:
     """
     bad = BadLines(path, EXPECTED_ROW)
     columns, blocks, notes = _opened(path, bad)
-    table = read_blocks(path, columns, parse_map_option(options.mapping, _MAPPING), blocks, bad)
+    mapping = parse_map_option(options.mapping, _MAPPING)
+    table = read_blocks(path, columns, mapping, blocks, bad, times_only=options.times_only)
     if len(table) == 1 and any(map(FIGURE.search, columns)):
         raise input_error(path, 1, "figures of many requests", EXPECTED, PER_REQUEST)
     return replace(table, notes=(*table.notes, *bad.notes_on_others(), *notes))

@@ -218,7 +218,7 @@ def read(path: Path, options: ReadOptions) -> RequestTable:
     def blocks(wanted: Sequence[str], needed: Collection[str], _marks: Collection[str]) -> Iterator[Block]:
         return _blocks(path, extract, wanted, needed, bad, known.header if known else "")
 
-    table = read_blocks(path, first, meaning | mapping, blocks, bad)
+    table = read_blocks(path, first, meaning | mapping, blocks, bad, times_only=options.times_only)
     notes = (*table.notes, *bad.notes_on_others())
     writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
     return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})

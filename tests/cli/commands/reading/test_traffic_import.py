@@ -75,6 +75,22 @@ def test_an_access_log_is_known_by_its_content(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
+    "text", ["arrival_s;n\n0,5;3\n1,25;4\n", '[{"ts": 1.7e9, "n": 3}, {"ts": 1700000000.75, "n": 4}]']
+)
+def test_times_alone_are_traffic(text: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(text)
+    output = run("import", tmp_path / "log", tmp_path / "out.jsonl", "--map", "n=n")
+    traffic = read_traffic(tmp_path / "out.jsonl")
+    assert traffic.arrival_ns.tolist() == [0, 750_000_000] and traffic.features["n"].tolist() == [3, 4]
+    assert list(traffic.features) == ["n"] and "recorded latency" not in output
+    (tmp_path / "log").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(
+        InputError, match="expected a table of requests with a time; name the time: --map arrival=COL"
+    ):
+        run("import", tmp_path / "log", tmp_path / "other.jsonl")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--time", "when"), "when"),
