@@ -164,7 +164,7 @@ def _lost_words(one: Losses) -> str:
         words += f", nearly all that arrived from {one.outage_s[0]:.3g} to {one.outage_s[1]:.3g} s of the run"
     cause, spent = next(iter(one.waited_for_ms.items()), ("", 0.0))
     wait = sum(one.waited_for_ms.values())
-    if spent > _MOSTLY * wait > 0:
+    if spent > _MOSTLY * wait > 0 and wait >= _MOSTLY * sum(one.stages_ms.values()):
         words += f"; {percent(min(spent / wait, 1.0))} of their wait was {_spent_on(cause)}"
     return words
 

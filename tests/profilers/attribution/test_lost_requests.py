@@ -186,6 +186,8 @@ def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
     )
     spread = replace(LOST, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
     assert "of their wait" not in Loss(every=(spread,)).words
+    in_batch = replace(LOST, stages_ms={"queue": 20.0, "batch": 30.0})
+    assert "of their wait" not in Loss(every=(in_batch,)).words
 
 
 @pytest.mark.parametrize(
