@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-#: The part of a default ``repr`` that differs between two objects with the same content.
+#: In the ``repr`` of an object that does not show its content.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+#: Types whose content is not their attributes.
+_VALUES = (list, tuple, set, frozenset, str, bytes, int, float, complex, Enum)
 
 
 class Output(NamedTuple):
@@ -39,8 +44,9 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
     """An answer as arrays of its tensors, numbers and texts.
 
     A list of numbers, or of texts, is one output; the items of other lists share one name. For complex numbers the
-    real parts come first, then the imaginary ones. An object of another type is its attributes, or its ``repr`` if it
-    has one of its own; a set is in the order of its items' ``repr``. ``None`` is no output: nothing to compare.
+    real parts come first, then the imaginary ones. A JSON object or list in a text is its content. An object of
+    another type is its attributes, or its ``repr`` if it has none; a set is in the order of its items' ``repr``.
+    ``None`` is no output, nor is an object that shows no content, such as a generator: nothing to compare.
 
     :param names: names of the outputs in order, if a model file has them.
     """
@@ -52,8 +58,9 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
 
 def _walked(value: Any, name: str, inside: tuple[int, ...] = ()) -> list[Output]:
     """The outputs in a value; ``inside`` are the objects that hold it, which may refer to themselves."""
-    if value is None:
-        return []
+    if isinstance(value, str | bytes) and value[:1] in ("{", "[", b"{", b"["):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
     if (fields := _attributes(value)) is not None and id(value) not in inside:
         value, inside = fields, (*inside, id(value))
     elif isinstance(value, set | frozenset):
@@ -63,28 +70,35 @@ def _walked(value: Any, name: str, inside: tuple[int, ...] = ()) -> list[Output]
     elif isinstance(value, tuple | list) and not _is_row(value):
         parts = [("*" if isinstance(value, list) else str(k), item) for k, item in enumerate(value)]
     else:
-        return [Output(name, _array_of(value))]
+        values = None if value is None else _array_of(value)
+        return [] if values is None else [Output(name, values)]
     return [output for key, item in parts for output in _walked(item, f"{name}.{key}" if name else key, inside)]
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """The content of an object whose ``repr`` is not known to show all of it; ``None`` for any other value."""
+    """The attributes of an object with content of its own; ``None`` for any other value."""
     if isinstance(value, dict | type):
         return None
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     kind: Any = type(value)
-    return getattr(value, "__dict__", None) or None if kind.__repr__ is object.__repr__ else None
+    if isinstance(value, _VALUES) or hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
+        return None
+    slots = getattr(kind, "__match_args__", ())  # of attrs and msgspec
+    return getattr(value, "__dict__", None) or {each: getattr(value, each) for each in slots} or None
 
 
-def _array_of(value: Any) -> Array:
-    if hasattr(value, "detach"):
+def _array_of(value: Any) -> Array | None:
+    import torch
+
+    if isinstance(value, torch.Tensor):
         value = _dense(value.detach().cpu().resolve_conj().resolve_neg())
     elif not isinstance(value, type) and (hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
         value = np.asarray(value)  # also an image of Pillow, or a column of pandas
     if isinstance(value, bool | int | float | complex | str | np.generic | np.ndarray | tuple | list):
         return _elements(np.asarray(value))
-    return np.asarray(_ADDRESS.sub("", repr(value)))
+    text = repr(value)
+    return None if _ADDRESS.search(text) else np.asarray(text)
 
 
 def _dense(tensor: Any) -> Array:

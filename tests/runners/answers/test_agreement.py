@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from enum import Enum
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,33 @@ def _quantized(*values: float) -> torch.Tensor:
         return torch.quantize_per_tensor(torch.tensor(values), 0.1, 0, torch.qint8)
 
 
+class _Record:
+    """As records of pydantic: its ``repr`` has all digits."""
+
+    def __init__(self, label: str, scores: list[float]) -> None:
+        self.label, self.scores = label, scores
+
+    def __repr__(self) -> str:
+        return f"_Record(label={self.label!r}, scores={self.scores})"
+
+
+class _Slotted:
+    """As records of attrs and msgspec."""
+
+    __slots__ = __match_args__ = ("score",)
+
+    def __init__(self, score: float) -> None:
+        self.score = score
+
+    def __repr__(self) -> str:
+        return f"_Slotted({self.score})"
+
+
+class _Label(Enum):
+    CAT = 100
+    DOG = 101
+
+
 _MANY = torch.arange(1.0, 4001.0)
 
 
@@ -89,6 +118,15 @@ def _agree(a: Any, b: Any) -> float:
         (torch.tensor([[[1 + 2j, 3 - 1j]]]), torch.tensor([[[2 + 1j, 3 - 1j]]]), False),
         (_Plain(1.0), _Plain(1.01), True),
         (_Plain(1.0), _Plain(2.0), False),
+        (_Record("cat", [1 / 3, 2 / 3]), _Record("cat", [0.3334, 0.6666]), True),
+        (_Record("cat", [1 / 3, 2 / 3]), _Record("dog", [1 / 3, 2 / 3]), False),
+        (_Slotted(1 / 3), _Slotted(0.3334), True),
+        (_Slotted(1 / 3), _Slotted(0.4), False),
+        (_Label.CAT, _Label.CAT, True),
+        (_Label.CAT, _Label.DOG, False),
+        ('{"label": "cat", "score": 0.33333333333}', '{"label": "cat", "score": 0.3334}', True),
+        (b'[{"label": "cat", "score": 0.33333333333}]', b'[{"label": "dog", "score": 0.33333333333}]', False),
+        ("[no JSON]", "[no JSON at all]", False),
         (_Picture(200), _Picture(200), True),
         (_Picture(200), _Picture(100), False),
         ((n for n in "a"), (n for n in "a"), True),
@@ -115,6 +153,7 @@ def test_outputs_are_named_by_their_path() -> None:
         ("c.*.box", [1.0, 2.0]),
         ("c.*.box", [3.0]),
     ]
+    assert outputs_of({"stream": (n for n in "a"), "file": BytesIO()}) == [], "what cannot be seen is not equal"
     assert [name for name, _ in outputs_of(torch.ones(1), ["logits"])] == ["logits"]
     assert [name for name, _ in outputs_of((1, 2.5, torch.ones(1)), ["a", "b", "c"])] == ["a", "b", "c"]
 
