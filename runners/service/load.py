@@ -270,7 +270,11 @@ def load_module(adapter: Workload, device: str, notes: list[str] | None = None) 
         raise
     except USER_ERRORS as error:
         where = raised_at(Path(inspect.getfile(type(adapter))), error)
-        raise RunnerError(f"{where}: {type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
+        todo = ""
+        if isinstance(error, FileNotFoundError) and (adapter.folder / str(error.filename)).exists():
+            todo = f"; it lies next to the adapter: use self.folder / {error.filename!r}"
+        raised = f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}{todo}"
+        raise RunnerError(f"{where}: {raised}") from error
     if isinstance(model, torch.nn.Module):
         if notes is not None and (note := _on_training_mode(model)) and note not in notes:
             notes.append(note)

@@ -260,8 +260,14 @@ REFUSING = "    def to(self, *a):\n        raise RuntimeError('fixed\\nweights')
     [
         ("    def forward(self, x):", REFUSING, "bf16", r"precision = 'bf16'.*RuntimeError: fixed weights"),
         ("return Matrix()", "return 3", "default", r"Plain.load returned int; expected a torch.nn.Module"),
+        (
+            "return Matrix()",
+            "return open('workload.toml')",
+            "default",
+            r"FileNotFoundError: .*; it lies next to the adapter: use self.folder / 'workload.toml'",
+        ),
     ],
-    ids=["a change that it cannot take", "no module"],
+    ids=["a change that it cannot take", "no module", "a file of its folder"],
 )
 def test_a_model_that_cannot_be_used_is_an_error(
     tmp_path: Path, old: str, new: str, precision: str, expected: str
