@@ -300,6 +300,18 @@ def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path) -> None:
     assert [outcome.output for outcome in outcomes] == [[1, 3], [1, 3, 6, 10]], [o.error for o in outcomes]
 
 
+@pytest.mark.parametrize(
+    ("adapter", "precision", "noted"),
+    [(0, "int8_dynamic", "no linear layers"), (0, "bf16", ""), (1, "bf16", "no weights"), (2, "int8_dynamic", "")],
+)
+def test_a_precision_without_effect_is_noted(tmp_path: Path, adapter: int, precision: str, noted: str) -> None:
+    source = (NO_LINEAR, CALLED, NO_LINEAR.replace("Matrix()", "torch.nn.Sequential(torch.nn.Linear(4, 2))"))[adapter]
+    notes = load_models(
+        write_workload(tmp_path / "w", adapter=source), "adapter:Plain", settings(precision=precision)
+    ).notes
+    assert bool(notes) == bool(noted) and noted in "".join(notes)
+
+
 EXPORTED = """class Frozen(torch.nn.Linear):
     def train(self, mode=True):
         super().train(mode)
