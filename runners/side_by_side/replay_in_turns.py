@@ -280,7 +280,7 @@ class SideBySide:
             interrupted=interrupted,
             failure=base.failure,
             disturbed=disturbed_replays([disturbance(record.samples) for record in replays]),
-            notes=(*self._failed_requests(), *self._notes),
+            notes=(*self._failed_requests(), *self._not_in_effect(), *self._notes),
         )
         return self._explained(trial)
 
@@ -293,6 +293,13 @@ class SideBySide:
                     seen.add(first)
                     count = counted(len(errors), "request")
                     yield f"{tried.idea.name}: {count} of a replay failed; the first: {first}."
+
+    def _not_in_effect(self) -> Iterator[str]:
+        """Settings of ideas that the machine or the model did not allow."""
+        known = {note for record in self._base.records.values() for note in record.meta.setup_notes}
+        for tried in self._ideas:
+            notes = (note for record in tried.records.values() for note in record.meta.setup_notes)
+            yield from (f"{tried.idea.name}: {note}." for note in dict.fromkeys(notes) if note not in known)
 
     def _explained(self, trial: Trial) -> Trial:
         """The trial, with the reason for the difference of its leading idea."""

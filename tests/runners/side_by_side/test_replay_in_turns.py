@@ -49,6 +49,7 @@ class World:
     failing: set[str] = field(default_factory=set)
     failing_once: set[str] = field(default_factory=set)
     late: set[tuple[str, int]] = field(default_factory=set)
+    setup_notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     interrupt_at: tuple[str, int] = ("", 0)
     now: float = 0.0
@@ -135,6 +136,7 @@ class FakeArm:
             scheduled=n,
             settings=self.settings,
             memory={"peak_bytes": 1000 * number},
+            setup_notes=self.world.setup_notes.get(self.label, ()),
         )
 
 
@@ -311,6 +313,12 @@ def test_why_requests_failed_is_said_once(run: Try, world: World) -> None:
     assert run({"half": 0.5}).notes == (
         f"{AS_IT_IS}: 1 request of a replay failed; the first: it raised ValueError.",
     )
+
+
+def test_settings_of_an_idea_that_are_not_in_effect_are_said_once(run: Try, world: World) -> None:
+    world.setup_notes = {AS_IT_IS: ("no huge pages",), "half": ("no huge pages", "overlap needs a GPU")}
+    found = run({"half": 0.5})
+    assert found.rounds > 1 and found.notes == ("half: overlap needs a GPU.",)
 
 
 @pytest.mark.parametrize("way", ["broken", "failing", "dying"])
