@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from latfix.adapter_api import Workload, map_structure
 from latfix.config.workload_toml import declared_outputs, model_inputs
 from latfix.errors import InputError
+from latfix.formatting import counted
 from latfix.request import Request
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.input_layout import InputLayout, Layout, lay_out
@@ -85,14 +86,23 @@ class FileWorkload(Workload):
             "lower it, or save the model with a dynamic batch dimension"
         )
 
-    def check_traffic(self, traffic: Traffic) -> None:
+    def check_traffic(self, traffic: Traffic) -> list[str]:
         """Check that the traffic provides every size that the model needs, before anything is replayed.
 
+        :returns: a note if there are payloads without any of the model's inputs.
         :raises InputError: a size is missing or out of range; the message has the lines to write.
         """
         check_traffic(self.layout, traffic)
         known = {*numeric_features(traffic), *self._symbols, *self._named}
         check_names(self.cuts, known, str(self.layout.file))
+        names = [given.name for given in self.layout.inputs]
+        others = [each for each in traffic.payloads if each is not None]
+        others = [each for each in others if not isinstance(each, dict) or each.keys().isdisjoint(names)]
+        if not others:
+            return []
+        expected = f"an object with {', '.join(map(repr, names))}"
+        what = f"the payload of {counted(len(others), 'request')} is not used, because it is not {expected}"
+        return [f"{what}: input values are generated"]
 
     def describe_inputs(self, traffic: Traffic) -> list[str]:
         """One line per input: its type, its shape in a batch, and how values are drawn without a payload."""

@@ -114,7 +114,8 @@ class Service:
         started = time.perf_counter()
         check_key(self.settings, traffic)
         if isinstance(self.models.adapter, FileWorkload):
-            self.models.adapter.check_traffic(traffic)
+            notes = self.models.adapter.check_traffic(traffic)
+            self.models.notes += [note for note in notes if note not in self.models.notes]
         self._convert(traffic)
         self._learn_rows(traffic)
         self._capture(traffic)

@@ -222,6 +222,15 @@ def test_inputs_are_described_in_one_line_each() -> None:
     assert adapter(opened({"x": None}, dtype=None)).describe_inputs(traffic_of()) == ["x: from the payload"]
 
 
+def test_payloads_without_an_input_are_noted() -> None:
+    model = adapter(opened({"x": ("batch", 4), "rate": ("batch",)}))
+    assert model.check_traffic(traffic_of(payloads=[None, {"x": [1.0] * 4}])) == []
+    (note,) = model.check_traffic(traffic_of(payloads=[{"X": [1.0] * 4}, {"rate": 1.0}, [1.0] * 4, None]))
+    assert note.startswith(
+        "the payload of 2 requests is not used, because it is not an object with 'x', 'rate': input"
+    )
+
+
 def test_batches_larger_than_the_file_takes_are_refused() -> None:
     fixed = adapter(opened({"x": (1, 4)}))
     fixed.check_batch(1)
