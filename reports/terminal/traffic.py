@@ -60,16 +60,13 @@ def _figures(shape: TrafficShape) -> Table:
 def _rows(shape: TrafficShape) -> list[tuple[str, str]]:
     source = f"{visible(shape.source, limit=200)} ({shape.format})" if shape.source else shape.format
     rows = [("source", source)]
-    rows.append(("requests", f"{shape.count:,} in {seconds_text(shape.span_s)}"))
+    over = f"in {seconds_text(shape.span_s)}" if shape.span_s else "at once"
+    rows.append(("requests", f"{shape.count:,} {over}"))
     if shape.skipped_lines:
         rows.append(("skipped", counted(shape.skipped_lines, "malformed line")))
-    rows.append(
-        (
-            "rate",
-            f"mean {figure(shape.mean_rate)}/s, peak {figure(shape.peak_rate)}/s in "
-            f"{seconds_text(shape.rate.window_s)} windows",
-        )
-    )
+    if shape.span_s:
+        peak = f"peak {figure(shape.peak_rate)}/s in {seconds_text(shape.rate.window_s)} windows"
+        rows.append(("rate", f"mean {figure(shape.mean_rate)}/s, {peak}"))
     if shape.gaps is not None:
         rows += _gap_rows(shape.gaps)
     if shape.dispersion:

@@ -85,6 +85,11 @@ def test_the_figures_of_the_shape_are_shown() -> None:
         assert part in text
 
 
+def test_requests_at_once_have_no_rate() -> None:
+    text = printed(shape_of(SHAPES["together"]))
+    assert "80 at once" in text and "mean 0/s" not in text
+
+
 def test_the_rate_chart_rises_with_the_rate() -> None:
     seconds = [i / 2 for i in range(100)] + [50 + i / 20 for i in range(1000)]
     chart = printed(shape_of(seconds)).split("requests a second over")[1].split("gaps up to")[0].splitlines()[1:5]
