@@ -63,11 +63,17 @@ def load_adapter(folder: Path, entry: str) -> Workload:
 
 
 def _imported(path: Path) -> ModuleType:
-    """The file as a module, under a name that no other workload's file has."""
-    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
-    name = f"latfix_workload_{digest}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
+    """The file as a module, by the name under which processes that the adapter starts import it, too.
+
+    If another module has that name, such as a second workload's file, it gets one that no other file has.
+    """
+    file = path.resolve()
+    name = f"latfix_workload_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{path.stem}"
+    for known in (path.stem, name):
+        if Path(getattr(sys.modules.get(known), "__file__", None) or "").resolve() == file:
+            return sys.modules[known]
+    if path.stem not in sys.modules and "." not in path.stem:
+        name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: Python cannot load this file as a module; expected a plain .py file")

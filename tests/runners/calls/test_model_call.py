@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
@@ -55,6 +58,15 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
     first, second = _adapter(tmp_path / "1", head + body + "n.VALUE"), _adapter(other, body + "4")
     assert (first.folder, second.folder) == (tmp_path / "1", other)
     assert (first.value, second.value) == (3, 4)
+
+
+def test_processes_that_an_adapter_starts_can_import_it(tmp_path: Path) -> None:
+    """A pool that spawns its processes sends functions by the name of their module, and the parent's ``sys.path``."""
+    (tmp_path / "adapter_of_this_test.py").write_text("from latfix import Workload\nclass A(Workload): pass\n")
+    sent = pickle.dumps(type(load_adapter(tmp_path, "adapter_of_this_test:A")))
+    assert type(load_adapter(tmp_path, "adapter_of_this_test:A")) is pickle.loads(sent), "it is loaded once"
+    child = f"import pickle, sys; sys.path[:] = {sys.path!r}; print(pickle.loads({sent!r}).__name__)"
+    assert subprocess.run([sys.executable, "-c", child], capture_output=True, check=True).stdout == b"A\n"
 
 
 @pytest.mark.parametrize(
