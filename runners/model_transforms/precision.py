@@ -50,14 +50,6 @@ def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[
     return _by_its_layers(_to_int8_weight_only(model, kept))
 
 
-def lacks(model: torch.nn.Module, precision: Precision) -> str:
-    """What a model has none of, so that ``precision`` changes nothing; empty if it does change something."""
-    if precision == "int8_dynamic":
-        return "" if quantizable(model, precision) else "linear layers"
-    numbers = any(tensor.is_floating_point() for tensor in (*model.parameters(), *model.buffers()))
-    return "" if precision in ("default", "tf32") or numbers else "weights"
-
-
 def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch.nn.Module]:
     """The layers that ``precision`` would change and that can be kept individually, by name, without duplicates."""
     import torch

@@ -23,7 +23,7 @@ from latfix.runners.gpu.device_selection import on_device, place_workers, placem
 from latfix.runners.gpu.pinned_staging import Staging
 from latfix.runners.model_files.file_workload import FileWorkload
 from latfix.runners.model_transforms.attention_and_layout import choose_attention, in_channels_last
-from latfix.runners.model_transforms.precision import activation_dtype, in_precision, lacks
+from latfix.runners.model_transforms.precision import activation_dtype, in_precision, quantizable
 from latfix.runners.model_transforms.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled, configure_compiler
 from latfix.runners.service.adapter_file import load_adapter, raised_at
@@ -311,9 +311,8 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
     model = load_module(adapter, device, loaded.notes)
     if settings.backend != "torch":
         return model
-    if missing := lacks(model, settings.precision):
-        what = f"precision = {settings.precision!r}"
-        note = f"{what} is not in effect: the model has no {missing} that torch can change"
+    if settings.precision == "int8_dynamic" and not quantizable(model, settings.precision):
+        note = "precision = 'int8_dynamic' is not in effect: the model has no linear layers that it can change"
         loaded.notes += [note] if note not in loaded.notes else []
     try:
         model = in_precision(model, settings.precision, settings.keep_precision)
