@@ -110,11 +110,13 @@ class BufferPool:
         large = output.numel() * output.element_size() > LARGEST_ANSWER
         if large or output.requires_grad:
             return output.clone() if self._ours(output) else output
-        # Tensors of inference mode stay tensors of inference mode.
-        kind = (*path, output.dtype, output.is_inference())
-        flat, reused = self._take(self._answers, kind, output.numel(), output, inference=output.is_inference())
+        # Tensors of inference mode stay tensors of inference mode, also of a model that alone enters it.
+        inference = output.is_inference()
+        kind = (*path, output.dtype, inference)
+        flat, reused = self._take(self._answers, kind, output.numel(), output, inference=inference)
         self.answer_hits, self.answer_misses = self.answer_hits + reused, self.answer_misses + (not reused)
-        return flat.view(output.shape).copy_(output)
+        with torch.inference_mode(inference):
+            return flat.view(output.shape).copy_(output)
 
     def _ours(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is a view of a batch's buffer."""

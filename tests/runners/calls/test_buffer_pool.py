@@ -214,3 +214,12 @@ def test_buffers_made_in_one_mode_can_be_written_in_the_other() -> None:
     assert not batch.is_inference()
     batch.add_(1)
     assert pool.hits == 1
+
+
+def test_a_model_may_enter_inference_mode_itself() -> None:
+    pool = BufferPool()
+    for value in (1.0, 2.0):
+        with torch.inference_mode():
+            output = torch.full((4,), value)
+        assert pool.release(output).tolist() == [value] * 4
+    assert pool.answer_hits == 1
