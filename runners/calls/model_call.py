@@ -120,39 +120,42 @@ def _is_single(value: Any) -> bool:
     return array or isinstance(value, bool | int | float | complex | str | np.generic)
 
 
-def _part(value: Any, size: int) -> list[Any]:
+def _part(value: Any, size: int, name: str) -> list[Any]:
     """A field's value by request."""
-    return [value] * size if value is None or _is_single(value) else _split(value, size)
+    return [value] * size if value is None or _is_single(value) else _split(value, size, name)
 
 
-def _split(output: Any, size: int) -> list[Any]:
+def _split(output: Any, size: int, name: str = "") -> list[Any]:
+    """See :func:`split_output`; ``name`` is that of the field, joined by dots."""
     import torch
 
+    inside = f"{name}." if name else ""
+    where = f"in {name!r} for" if name else "for"
     if isinstance(output, torch.Tensor | np.ndarray):
         if output.ndim == 0 or output.shape[0] != size:
             raise OutputError(
-                f"the model returned shape {tuple(output.shape)} for a batch of {size}; expected {size} in the first "
+                f"the model returned shape {tuple(output.shape)} {where} a batch of {size}; expected {size} in the first "
                 "dimension: move the batch dimension first in the model or its adapter (the items of a list or tuple "
                 "from collate are the model's arguments); for a model file, declare "
                 'where it is: [outputs] output = { shape = [64, "batch", 10] }'
             )
         return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
     if isinstance(output, dict):
-        columns = {key: _part(item, size) for key, item in output.items()}
+        columns = {key: _part(item, size, f"{inside}{key}") for key, item in output.items()}
         return [replaced_items(output, {key: column[k] for key, column in columns.items()}) for k in range(size)]
     if isinstance(output, tuple):
-        parts = [_part(item, size) for item in output]
+        parts = [_part(item, size, f"{inside}{k}") for k, item in enumerate(output)]
         make = getattr(type(output), "_make", tuple)  # a named tuple keeps its names
         return [make(part[k] for part in parts) for k in range(size)]
     if fields := fields_of(output):
-        columns = {key: _part(item, size) for key, item in fields.items()}
+        columns = {key: _part(item, size, f"{inside}{key}") for key, item in fields.items()}
         return [replaced_fields(output, {key: column[k] for key, column in columns.items()}) for k in range(size)]
     if isinstance(output, list):
         if len(output) != size:
-            raise OutputError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size}")
+            raise OutputError(f"the model returned a list of {len(output)} {where} a batch of {size}; expected {size}")
         return output
     raise OutputError(
-        f"the model returned {type(output).__name__} for a batch of {size}; expected tensors or arrays with {size} "
+        f"the model returned {type(output).__name__} {where} a batch of {size}; expected tensors or arrays with {size} "
         "in the first dimension, tuples, dicts or dataclasses of them, or a list with one item per request"
     )
 

@@ -152,6 +152,8 @@ def test_an_output_without_the_batch_is_refused(output: object) -> None:
         split_output(output, 2)
     with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
         split_output([1, 2, 3], 4)  # lists are valid outputs, so the message must not require tensors
+    with pytest.raises(ValueError, match=r"the model returned a list of 3 in 'meta\.1' for a batch of 4"):
+        split_output({"meta": (torch.ones(4), ["a", "b", "c"])}, 4)
 
 
 def test_dataclasses_and_named_tuples_are_split_field_by_field() -> None:
