@@ -130,11 +130,11 @@ def _split(output: Any, size: int, name: str = "") -> list[Any]:
     import torch
 
     inside = f"{name}." if name else ""
-    where = f"in {name!r} for" if name else "for"
+    whole = f"in {name!r} for a batch of {size}" if name else f"for a batch of {size}"
     if isinstance(output, torch.Tensor | np.ndarray):
         if output.ndim == 0 or output.shape[0] != size:
             raise OutputError(
-                f"the model returned shape {tuple(output.shape)} {where} a batch of {size}; expected {size} in the first "
+                f"the model returned shape {tuple(output.shape)} {whole}; expected {size} in the first "
                 "dimension: move the batch dimension first in the model or its adapter (the items of a list or tuple "
                 "from collate are the model's arguments); for a model file, declare "
                 'where it is: [outputs] output = { shape = [64, "batch", 10] }'
@@ -152,10 +152,10 @@ def _split(output: Any, size: int, name: str = "") -> list[Any]:
         return [replaced_fields(output, {key: column[k] for key, column in columns.items()}) for k in range(size)]
     if isinstance(output, list):
         if len(output) != size:
-            raise OutputError(f"the model returned a list of {len(output)} {where} a batch of {size}; expected {size}")
+            raise OutputError(f"the model returned a list of {len(output)} {whole}; expected {size}")
         return output
     raise OutputError(
-        f"the model returned {type(output).__name__} {where} a batch of {size}; expected tensors or arrays with {size} "
+        f"the model returned {type(output).__name__} {whole}; expected tensors or arrays with {size} "
         "in the first dimension, tuples, dicts or dataclasses of them, or a list with one item per request"
     )
 
