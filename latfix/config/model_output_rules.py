@@ -11,8 +11,8 @@ from latfix.files.toml_reader import TomlFile
 from latfix.traffic.feature_expressions import Expression
 
 #: Kinds of output, which decide how answers are compared: classes of the whole request, classes of its steps,
-#: directions, quantities, pictures, or labels that are equal or not.
-Kind = Literal["scores", "steps", "vectors", "numbers", "images", "ids"]
+#: directions, quantities, pictures, labels that are equal or not; or not at all.
+Kind = Literal["scores", "steps", "vectors", "numbers", "images", "ids", "ignored"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: The key of the rule for outputs without a rule of their own.
 ALL = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
+from latfix.files.toml_writer import toml_key
 from latfix.formatting import count, counted, percent, significant
 
 
@@ -81,8 +82,9 @@ class AnswerCheck(Document):
         found = [] if self.example is None else [self._odd(self.example)]
         if self.incomparable and not self.unrepeatable:
             found.append(
-                "This service answers None or NaN: there is nothing to compare, and what may change answers is not "
-                "kept. Return from finish what matters, or give the workload an evaluate()."
+                "This service answers None or NaN, or nothing that can be seen (a generator): there is nothing to "
+                "compare, and what may change answers is not kept. Return from finish what matters, or give the "
+                "workload an evaluate()."
             )
         elif self.empty:
             found.append(
@@ -111,10 +113,14 @@ class AnswerCheck(Document):
             why, cure = "It samples", "fix the random seed, or"
             if self.stateful:
                 why, cure = "The random seed is not why: it keeps state between requests", "to change that,"
+            leave = ""
+            if odd.output:
+                rule = f'{toml_key(odd.output)} = {{ kind = "ignored" }}'
+                leave = f", or, if this output is a time or an id, declare {rule} in [outputs]"
             return (
                 f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "
                 f"{counted(self.repeated, 'request')}. {why}. Answers cannot be compared, and what may change them "
-                f"is not kept: {cure} give the workload an evaluate()."
+                f"is not kept: {cure} give the workload an evaluate(){leave}."
             )
         how = "a padded request" if self.padded else "a request in a batch"
         cure = "a mask, or batches of one length," if self.padded else "a model that treats requests independently"

@@ -30,11 +30,17 @@ class Yardstick:
     :param told: by output, the reason for its kind.
     :param follows: by output, the dimensions whose size follows from an input of the request. In a batch they may be
         longer by padding, which is cut.
+    :param ignored: outputs that are declared to say nothing about an answer.
     """
 
     measures: Mapping[str, Measure]
     told: Mapping[str, str] = field(default_factory=dict)
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+
+    def judged(self, answer: Answer) -> Answer:
+        """The outputs of an answer that are compared."""
+        return [output for output in answer if output.name not in self.ignored]
 
     def measure(self, name: str, values: Array) -> Measure:
         """How an output is judged; one that no answer of the original has, by its own values."""
@@ -56,6 +62,7 @@ class Yardstick:
             measures={name: Measure(**measure) for name, measure in found["measures"].items()},
             told=found["told"],
             follows={name: tuple(axes) for name, axes in found["follows"].items()},
+            ignored=tuple(found.get("ignored", ())),
         )
 
 
@@ -114,14 +121,15 @@ def yardstick_of(
             found = ", ".join(repr(each) for each in names if each) or "one output without a name: kind = ... for all"
             raise InputError(f"{rule.where}: found output {name!r}; the service answers {found}")
     measures, told = {}, {}
+    ignored = tuple(name for name in names if rule_of(rules, name).kind == "ignored")
     for name in names:
         values = [output.values for answer in known for output in answer if output.name == name][:_INFERRED_FROM]
-        if all(map(says_nothing, values)):
+        if name in ignored or all(map(says_nothing, values)):
             continue
         declared = rule_of(rules, name)
         kind, told[name] = (declared.kind, "declared") if declared.kind is not None else kind_of(name, values)
         measures[name] = measure_of(kind, values)
-    return Yardstick(measures=measures, told=told, follows=following_axes(answers, shapes))
+    return Yardstick(measures=measures, told=told, follows=following_axes(answers, shapes), ignored=ignored)
 
 
 def following_axes(answers: Answers, shapes: Sequence[Shapes | None]) -> dict[str, tuple[int, ...]]:
@@ -168,6 +176,7 @@ def compare(yardstick: Yardstick, expected: Answer, got: Answer | None) -> Compa
     """Compare one answer with the reference; ``None`` is a failure."""
     if got is None:
         return Compared(agreement=0.0, broken=True)
+    expected, got = yardstick.judged(expected), yardstick.judged(got)
     if [output.name for output in expected] != [output.name for output in got]:
         return Compared(agreement=0.0)
     parts: dict[str, list[Apart]] = {}

@@ -69,7 +69,10 @@ def own_variation(
             example=_example(ids, unrepeatable or odd),
             repeated=len(repeated),
             unrepeatable=len(unrepeatable),
-            empty=sum(answer is not None and all(says_nothing(each.values) for each in answer) for answer in alone),
+            empty=sum(
+                answer is not None and all(says_nothing(each.values) for each in yardstick.judged(answer))
+                for answer in alone
+            ),
         ),
     )
 

@@ -253,7 +253,9 @@ def _agreeing(
 
 def _narrowed(loss: Interval, reference: Reference, answers: Sequence[Answer | None]) -> Interval:
     """The loss of these answers with the upper end that their exaggerated deviation allows."""
-    pairs = [(a, b) for a, b in zip(reference.sample, answers, strict=False) if a is not None and b is not None]
+    both = zip(reference.sample, answers, strict=False)
+    judged = reference.yardstick.judged
+    pairs = [(judged(a), judged(b)) for a, b in both if a is not None and b is not None]
     before, after = ([[output.values for output in pair[k]] for pair in pairs] for k in (0, 1))
 
     def loss_of(larger: list[Any]) -> Interval:

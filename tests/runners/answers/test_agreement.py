@@ -208,12 +208,24 @@ def test_none_is_nothing_to_compare() -> None:
     assert check.incomparable and "nothing to compare" in check.faults()[0]
     nan = [outputs_of({"a": torch.full((2,), torch.nan), "b": None})] * 2
     check = own_variation(["a", "b"], nan, nan, [], {}).check
-    assert check.incomparable and "answers None or NaN" in check.faults()[0]
+    assert check.incomparable and "answers None or NaN, or nothing" in check.faults()[0]
     some = [outputs_of(None), outputs_of(2.0)]
     check = own_variation(["a", "b"], some, some, [], {}).check
     assert not check.incomparable and check.faults()[0].startswith("1 request got None or NaN as the answer")
     assert not own_variation(["a", "b"], [some[1]] * 2, [some[1]] * 2, [], {}).check.faults()
     assert difference(yardstick_of(some, {}), some, [some[1], some[1]]).agreements.tolist() == [0.0, 1.0]
+
+
+def test_a_time_in_an_answer_is_left_out_if_declared() -> None:
+    once, again = ([outputs_of({"label": k, "took": time}) for k in range(4)] for time in (0.1, 0.2))
+    check = own_variation("abcd", once, [], [], {}, repeated=again).check
+    assert check.incomparable and 'declare took = { kind = "ignored" } in [outputs]' in check.faults()[0]
+    rules = {"took": OutputRule(kind="ignored")}
+    own = own_variation("abcd", once, [], [], rules, repeated=again)
+    assert not own.check.incomparable and not own.check.faults() and own.yardstick.kinds == "ids"
+    read = Yardstick.from_json(own.yardstick.to_json())
+    assert difference(read, once, again).same and not difference(read, once, again[::-1]).same
+    assert own_variation("abcd", once, [], [], {ALL: OutputRule(kind="ignored")}, repeated=again).check.incomparable
 
 
 def test_dimensions_that_follow_an_input_are_found_by_two_lengths() -> None:

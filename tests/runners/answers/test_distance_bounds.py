@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_distance_grows_with_the_error(kind: Kind) -> None:
     assert distances == sorted(distances) and distances[-1] > distances[1] > 0
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", BOUNDS)
 def test_missing_values_do_not_agree(kind: Kind) -> None:
     output = _RNG.integers(0, 9, 5) if kind == "ids" else _drawn(kind)
     other = output[:0] if output.ndim == 1 else output[..., :-1]
@@ -73,7 +73,7 @@ def test_missing_values_do_not_agree(kind: Kind) -> None:
         assert _judged(kind, output, lost) == Apart(0.0, None, broken=True)
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", BOUNDS)
 def test_an_output_with_missing_values_is_itself(kind: Kind) -> None:
     """Such as a depth map that is NaN where nothing was measured, or the mean of no tokens."""
     output = _drawn("numbers" if kind == "ids" else kind)
