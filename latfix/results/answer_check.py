@@ -93,9 +93,9 @@ class AnswerCheck(Document):
             )
         for output in self.outputs:
             if output.uncut:
-                axes = " and ".join(map(str, output.uncut))
+                axes, called = " and ".join(map(str, output.uncut)), _called(output.name)
                 found.append(
-                    f"{_called(output.name).capitalize()} is as long as the request's input in dimension {axes} "
+                    f"{called[0].upper()}{called[1:]} is as long as the request's input in dimension {axes} "
                     "(without the batch's), and in a batch as long as the longest. Padding is cut before answers are "
                     "compared, but the service returns it: cut it in finish, or declare its shape in [outputs]."
                 )

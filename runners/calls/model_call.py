@@ -31,7 +31,7 @@ _HINTS = {
 #: Where a native library (OpenVINO, ONNX Runtime) raised an error, before what it says.
 _NATIVE_PLACE = re.compile(
     r"(?:Exception from|Check '[^']*' failed at) \S+:\d+: ?"
-    r"|(?:Load model from .* failed:)?/onnxruntime_src/\S+:\d+ .*?\) "
+    r"|(?:Load model from .* failed:)?/onnxruntime_src/\S+:\d+ .*?\)>? "
 )
 #: Parts of the paths of installed libraries and of code without a file.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")

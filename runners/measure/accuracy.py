@@ -313,6 +313,9 @@ def _evaluate(service: Service) -> Reference:
         return answers[len(answers) - len(outcomes) :]
 
     score = _score(service, predict)
+    if not ids:
+        what = f"{type(service.models.adapter).__name__}.evaluate returned {shown(score)} without calling predict"
+        raise RunnerError(f"{what}; expected a score of the answers of predict(requests), which is the served model")
     return Reference(ids=tuple(ids), answers=tuple(answers), score=score)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from latfix.config.model_output_rules import ALL, OutputRule
 from latfix.errors import InputError
+from latfix.results.answer_check import AnswerCheck, JudgedOutput
 from latfix.runners.answers.agreement import Yardstick, compare, difference, following_axes, yardstick_of
 from latfix.runners.answers.named_outputs import outputs_of
 from latfix.runners.answers.own_variation import own_variation
@@ -226,6 +227,12 @@ def test_a_time_in_an_answer_is_left_out_if_declared() -> None:
     read = Yardstick.from_json(own.yardstick.to_json())
     assert difference(read, once, again).same and not difference(read, once, again[::-1]).same
     assert own_variation("abcd", once, [], [], {ALL: OutputRule(kind="ignored")}, repeated=again).check.incomparable
+
+
+def test_an_output_is_called_as_it_is() -> None:
+    judged = JudgedOutput(name="Y", kind="steps", told="", bound=0.2, varies=0.0, follows=(0,), uncut=(0,))
+    (fault,) = AnswerCheck(outputs=(judged,), compared=1, differing=0).faults()
+    assert fault.startswith("Output 'Y' is as long as the request's input in dimension 0")
 
 
 def test_dimensions_that_follow_an_input_are_found_by_two_lengths() -> None:

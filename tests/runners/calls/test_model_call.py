@@ -289,6 +289,10 @@ class _Unprintable(Exception):
             ),
             "RuntimeError: [ONNXRuntimeError] : 1 : FAIL : Unsupported IR version: 20",
         ),
+        (
+            RuntimeError("/onnxruntime_src/a.cc:235 A::A(const string&)::<lambda()> no locale"),
+            "RuntimeError: no locale",
+        ),
     ],
 )
 def test_an_error_is_one_line_that_any_file_can_hold(error: BaseException, shown: str) -> None:

@@ -114,6 +114,13 @@ def test_a_score_that_is_no_number_is_refused(score: str, tmp_path: Path) -> Non
         evaluate(loaded_service(tmp_path / "w", "adapter:Labelled"), traffic(20), None)
 
 
+def test_a_score_that_no_answer_was_asked_for_is_refused(tmp_path: Path) -> None:
+    source = LABELLED.replace("NOISE", "0.0").rpartition("        answers = predict(")[0]
+    write_workload(tmp_path / "w", adapter=f"{source}        return 0.9\n".replace("CASES", "3"))
+    with pytest.raises(RunnerError, match=r"Labelled.evaluate returned 0.9 without calling predict"):
+        evaluate(loaded_service(tmp_path / "w", "adapter:Labelled"), traffic(20), None)
+
+
 def test_a_score_is_paired_with_the_originals(labelled: Callable[..., Service], tmp_path: Path) -> None:
     original = labelled()
     own = evaluate(original, traffic(20), None, save=tmp_path / "r.npz")
