@@ -137,7 +137,8 @@ def _split(output: Any, size: int, name: str = "") -> list[Any]:
                 f"the model returned shape {tuple(output.shape)} {whole}; expected {size} in the first "
                 "dimension: move the batch dimension first in the model or its adapter (the items of a list or tuple "
                 "from collate are the model's arguments); for a model file, declare "
-                'where it is: [outputs] output = { shape = [64, "batch", 10] }'
+                'where it is: [outputs] output = { shape = [64, "batch", 10] }; or, if it has none (boxes), that the '
+                "file takes one request: [inputs] image = { shape = [1, 3, 64, 64] }"
             )
         return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
     if isinstance(output, dict):

@@ -150,6 +150,8 @@ def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
 def test_an_output_without_the_batch_is_refused(output: object) -> None:
     with pytest.raises(ValueError, match="the model returned"):
         split_output(output, 2)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) for a batch of 1; .* if it has none \(boxes\)"):
+        split_output(torch.ones(3, 2), 1)
     with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
         split_output([1, 2, 3], 4)  # lists are valid outputs, so the message must not require tensors
     with pytest.raises(ValueError, match=r"the model returned a list of 3 in 'meta\.1' for a batch of 4"):
