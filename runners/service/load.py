@@ -320,6 +320,10 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
             loaded.relaid += in_channels_last(model)
         if settings.compile == "off":
             return model
+        if isinstance(adapter, FileWorkload) and (runtime := adapter.model.backend) != "torch.export":
+            note = f"compile = {settings.compile!r} is not in effect: {runtime} runs the file"
+            loaded.notes += [note] if note not in loaded.notes else []
+            return model
         freezing = not uses_torchao(settings.precision, device)
         return compiled(model, loaded.tally, loaded.graphs, settings.compile, freezing=freezing)
     except _CHANGE_ERRORS as error:

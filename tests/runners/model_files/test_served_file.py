@@ -16,6 +16,7 @@ from latfix.runners.backends.onnx_runtimes import OpenVinoGraph
 from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
+from latfix.runners.model_files.file_module import FileModule
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
@@ -140,3 +141,9 @@ def test_openvino_alone_is_needed(build: Build, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("latfix.runners.backends.requirements.installed", lambda name: "o" not in name[:1])
     with pytest.raises(InputError, match=r"backend = 'openvino': needs openvino, not installed here \(.*x0\.63\); "):
         loaded(build(), backend="openvino")
+
+
+def test_a_file_that_its_own_runtime_runs_is_not_compiled(build: Build) -> None:
+    service = loaded_service(build().parent, "rows.onnx", compile="dynamic")
+    assert service.models.notes == ["compile = 'dynamic' is not in effect: ONNX Runtime runs the file"]
+    assert type(service.models.instances[0].model) is FileModule
