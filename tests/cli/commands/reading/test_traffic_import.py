@@ -75,7 +75,9 @@ def test_an_access_log_is_known_by_its_content(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "text", ["arrival_s;n\n0,5;3\n1,25;4\n", '[{"ts": 1.7e9, "n": 3}, {"ts": 1700000000.75, "n": 4}]']
+    "text",
+    ["arrival_s;n\n0,5;3\n1,25;4\n", '[{"ts": 1.7e9, "n": 3}, {"ts": 1700000000.75, "n": 4}]'],
+    ids=["a table", "JSON"],
 )
 def test_times_alone_are_traffic(text: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(text)
