@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Sequence
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,9 +83,14 @@ def _attributes(value: Any) -> dict[str, Any] | None:
         return None
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    import torch
+
     kind: Any = type(value)
-    if isinstance(value, _VALUES) or hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
+    if isinstance(value, (*_VALUES, torch.nn.Module)) or hasattr(kind, "__array__"):
         return None
+    standard = kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind is not SimpleNamespace
+    if hasattr(kind, "__array_interface__") or (standard and kind.__repr__ is not object.__repr__):
+        return None  # a logger, a module: what they refer to is no content
     slots = getattr(kind, "__match_args__", ())  # of attrs and msgspec
     return getattr(value, "__dict__", None) or {each: getattr(value, each) for each in slots} or None
 

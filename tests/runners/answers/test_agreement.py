@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,7 @@ def _agree(a: Any, b: Any) -> float:
         (_Record("cat", [1 / 3, 2 / 3]), _Record("dog", [1 / 3, 2 / 3]), False),
         (_Slotted(1 / 3), _Slotted(0.3334), True),
         (_Slotted(1 / 3), _Slotted(0.4), False),
+        (SimpleNamespace(score=1 / 3), SimpleNamespace(score=0.3334), True),
         (_Label.CAT, _Label.CAT, True),
         (_Label.CAT, _Label.DOG, False),
         ('{"label": "cat", "score": 0.33333333333}', '{"label": "cat", "score": 0.3334}', True),
@@ -154,6 +157,10 @@ def test_outputs_are_named_by_their_path() -> None:
         ("c.*.box", [1.0, 2.0]),
         ("c.*.box", [3.0]),
     ]
+    assert [name for name, _ in outputs_of(_Plain(2.0))] == ["score"]
+    model, record = torch.nn.Linear(1, 1), _Record("cat", [1.0])
+    record.__dict__ |= {"made_by": model, "log": logging.getLogger(), "library": np}
+    assert [name for name, _ in outputs_of(record)] == ["label", "library", "log", "made_by", "scores"]
     assert outputs_of({"stream": (n for n in "a"), "file": BytesIO()}) == [], "what cannot be seen is not equal"
     assert [name for name, _ in outputs_of(torch.ones(1), ["logits"])] == ["logits"]
     assert [name for name, _ in outputs_of((1, 2.5, torch.ones(1)), ["a", "b", "c"])] == ["a", "b", "c"]
