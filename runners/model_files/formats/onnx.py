@@ -80,7 +80,7 @@ def session_of(file: Path) -> Any:
 def _input(given: Any, file: Path, rows: dict[str, int]) -> TensorInput:
     if given.type not in _DTYPES:
         found = f"input {given.name!r} of type {given.type}"
-        todo = "make a tensor of it before the model"
+        todo = "give the model such an input; a Cast inside it converts numbers"
         raise input_error(file, None, found, f"one of {', '.join(_DTYPES)}", todo)
     axes = tuple(_axis(size, k, given.name) for k, size in enumerate(given.shape))
     return TensorInput(name=given.name, dtype=_DTYPES[given.type], axes=axes, rows=rows.get(given.name))
