@@ -83,7 +83,7 @@ def _added(measured: Ratio) -> str:
 
 
 def floor_words(found: Optimization) -> str:
-    """How far p99 is from that of the model alone, and how to get closer; empty if unknown or if less was measured."""
+    """How far p99 is from that of the model alone, and how to get closer; empty if unknown, or less was measured."""
     last = found.before if plan_is_empty(found) else found.after
     floor, reached = finite(found.floor_ms.get("p99")), finite(last.latency_ms.get("p99"))
     if floor is None or reached is None or not 0 < floor * 0.9 <= reached:

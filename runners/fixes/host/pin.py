@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
-
 from latfix.formatting import percent
+from latfix.profilers.causes.host.core_takers import core_takers
 from latfix.run_record.process_facts import ThreadPlace
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
 from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_its_device, refusals
@@ -21,32 +17,13 @@ _CROWDED = 0.3
 
 
 def _quiet_neighbors(context: Context) -> str:
-    others = others_share(context.record)
-    if others > _CROWDED:
+    outside = sum(taker.cores for taker in core_takers(context.record.samples) if taker.outside)
+    if outside > _CROWDED * context.cores:
         return (
-            f"other programs kept {percent(others)} of the machine busy, and a pinned worker cannot get "
-            "out of their way"
+            f"other programs kept {percent(outside / context.cores)} of the machine busy, and a pinned worker cannot "
+            "get out of their way"
         )
     return ""
-
-
-def others_share(record: RunRecord) -> float:
-    """Share of the machine's cores that other programs kept busy during the run; 0 if unknown."""
-    grown = [_growth(record, series) for series in ("host.cpu_busy_ns", "process.cpu_ns")]
-    (busy, span), (own, own_span) = grown
-    if span <= 0 or own_span <= 0:
-        return 0.0
-    return max(busy / span - own / own_span, 0.0) / (os.cpu_count() or 1)
-
-
-def _growth(record: RunRecord, series: str) -> tuple[float, float]:
-    """Growth of a counter from its first sample to its last, and the time between them."""
-    found = np.flatnonzero(record.samples["series"].astype(object) == series)
-    if len(found) < 2:
-        return 0.0, 0.0
-    first, last = found[0], found[-1]
-    values, times = record.samples["value"], record.samples["t_ns"]
-    return float(values[last] - values[first]), float(times[last] - times[first])
 
 
 def _sets(context: Context) -> Change:
