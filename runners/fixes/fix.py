@@ -114,7 +114,7 @@ class Fix:
     :param risk: what it may cost, for reports.
     :param relief: usual share of those causes' milliseconds that it removes; only for the order of trials.
     :param removes: causes that it removes completely, so that the forecast leaves them out.
-    :param compute: expected ratio of a batch's compute; anything but 1 is measured.
+    :param compute: expected ratio of a batch's compute; anything but 1 changes how the model runs, and is measured.
     :param launches: it removes what the device waits for launches: the baseline's profiles tell how much that is.
     :param gentle: it changes neither answers nor capacity, so it may be tried together with other gentle fixes.
     :param cold: it acts only on a service's first requests, so it is judged on fresh processes.

@@ -44,9 +44,19 @@ class Choice:
     change: Mapping[str, Any]
 
     @property
+    def changes_model(self) -> bool:
+        """True if it changes how the model runs: its precision, backend, compilation or layout."""
+        return self.fix.compute != 1.0
+
+    @property
+    def splits_cores(self) -> bool:
+        """True if it changes only on how many cores a batch runs."""
+        return not (self.changes_model or _SHARING.isdisjoint(self.change))
+
+    @property
     def measured(self) -> bool:
-        """True if its effect must be measured on batches: it changes how the model runs, or on how many cores."""
-        return self.fix.compute != 1.0 or not _SHARING.isdisjoint(self.change)
+        """True if its effect on the time of a batch must be measured."""
+        return self.changes_model or self.splits_cores
 
     @property
     def words(self) -> str:
@@ -59,7 +69,7 @@ class Choice:
     def runs(self) -> str:
         """What it does to the time of a batch: two fixes with the same split of the cores do the same."""
         split = {name: value for name, value in self.change.items() if name in _SHARING}
-        return self.words if self.fix.compute != 1.0 else str(sorted(split.items()))
+        return self.words if self.changes_model else str(sorted(split.items()))
 
     @property
     def suspect(self) -> str:
@@ -199,5 +209,5 @@ def measure(
     if new_shape_ns > _NEW_SHAPE * float(np.nanmedian(after)):
         found = replace(found, new_shape_ns=new_shape_ns)
         reason += f", the first of a new shape {from_ns(new_shape_ns)} longer"
-    faster = found.least < _HOPELESS or any(choice.fix.compute == 1.0 for choice in way.choices)
+    faster = found.least < _HOPELESS or any(choice.splits_cores for choice in way.choices)
     return Alternative(choices=way.choices, cost=found, status="ready" if faster else "no_gain", reason=reason)

@@ -65,11 +65,11 @@ _WORTH_ADDING = 0.03
 _LIKELY = 0.95
 #: Share of the time for the final replay that the search may use while it has nothing to prove yet.
 _SHORTER_PROOF = 2 / 3
-#: A replay with at least this predicted gain over the current best, as a logarithm, may use
+#: Predicted gain over the current best, as a logarithm, for which a replay may use time of the final replay.
 _MUCH = 0.25
-#: this share of the time for the final replay, if that leaves
+#: Share of the final replay's time that remains after such a replay.
 _FEWER_ROUNDS = 1 / 2
-#: so many rounds: fewer seldom decide even a large difference.
+#: Rounds of the final replay that remain, too: fewer seldom decide even a large difference.
 _LEAST_ROUNDS = 3
 #: If there was no time for any replay, a configuration with at most this predicted ratio goes to the final replay.
 _UNTRIED = 0.9
@@ -258,7 +258,7 @@ class Search:
 
         for choice in sorted((one for one in self._applicable() if one.measured), key=order):
             # A split of the cores matters most with the best way to run the model so far.
-            best = self._ready(planner)[:1] if choice.fix.compute == 1.0 else []
+            best = self._ready(planner)[:1] if choice.splits_cores else []
             self._measure_way(planner, until, [*(one for each in best for one in each.choices), choice])
         self._measure_combined(planner, until)
         self._measure_core_shares(planner, until)
@@ -279,7 +279,7 @@ class Search:
         :returns: True if any was measured.
         """
         known = len(self.known.alternatives)
-        shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
+        shares = [choice for choice in self._applicable() if choice.splits_cores]
         for share in shares:
             for model in self._ready(planner)[:1]:
                 self._measure_way(planner, until, [*model.choices, share])
@@ -288,14 +288,14 @@ class Search:
 
     def _ready(self, planner: Planner) -> list[Alternative]:
         """Ways to run the model that may be chosen, best first."""
-        ready = [each for each in self.known.ready if all(choice.fix.compute != 1.0 for choice in each.choices)]
+        ready = [each for each in self.known.ready if all(choice.changes_model for choice in each.choices)]
         return sorted(ready, key=lambda each: self._expected(planner, self._completed(planner, each.choices)))
 
     def _measure_substitutes(self, planner: Planner) -> None:
         """Measure what can replace a way whose answers were rejected, and splits of the cores without it."""
         self._set_up()
         for choice in list(self._applicable()):
-            if choice.fix.compute != 1.0 and choice.fix.after:
+            if choice.changes_model and choice.fix.after:
                 self._measure_way(planner, self.reserved_s(), [choice])
         self._measure_combined(planner, self.reserved_s())
         self._measure_core_shares(planner, self.reserved_s())
