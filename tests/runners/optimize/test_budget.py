@@ -127,10 +127,10 @@ def test_the_baseline_keeps_to_a_quarter_of_the_budget(search: Any, world: Any) 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.0), ("cuda:0", 90.0)])
 def test_int8_takes_time_to_compile_on_a_gpu(device: str, seconds: float) -> None:
-    bench: Any = SimpleNamespace(baseline=SimpleNamespace(meta=SimpleNamespace(device=device)))
+    bench: Any = SimpleNamespace(baseline=SimpleNamespace(meta=SimpleNamespace(device=device, model={})))
     for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
         assert Bench._making_of(bench, [fix]) == seconds
-    assert Bench._making_of(bench, [fuse_compile.FIX, quantize_bf16.FIX]) == 90.0
+    assert Bench._making_of(bench, [fuse_compile.FIX, quantize_bf16.FIX]) == (seconds or 85.0)
 
 
 def test_a_file_that_the_backend_reads_itself_takes_less_time_than_a_conversion() -> None:
