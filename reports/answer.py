@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
@@ -35,7 +36,7 @@ from latfix.reports.comparison_rows import (
     result_words,
 )
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key, is_replay
-from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
+from latfix.reports.next_commands import optimize_command, replay_command, resume_command, try_harder_command
 from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import FEW_ROUNDS, side_effect_words
 from latfix.reports.sweep_rows import SweepRows, largest_words
@@ -297,7 +298,10 @@ def _why(found: Optimization) -> Iterator[Line]:
 
 def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
     best = best_candidate(found)
-    if not plan_is_empty(found) and found.plan:
+    if not plan_is_empty(found) and found.plan and found.verdict == "inconclusive":
+        yield Line(label=_NEXT, words=resume_command(workload, str(Path(plan).parent)), is_command=True)
+        yield Line(label="", words="with the other options of this run, if it had any")
+    elif not plan_is_empty(found) and found.plan:
         yield Line(label=_NEXT, words=replay_command(workload, plan), is_command=True)
     elif best is not None:
         yield Line(label=_NEXT, words=try_harder_command(workload, best[0]), is_command=True)

@@ -10,6 +10,8 @@ from latfix.config.model_file_kind import is_model_file
 from latfix.run_record.run_meta import RunMeta
 
 _SAMPLES = "sample_workloads"
+#: More than the default of ``latfix optimize``.
+_MORE_TIME = "--budget 15m"
 
 
 class Words(str):
@@ -46,7 +48,12 @@ def optimize_command(workload: str) -> str:
 def try_harder_command(workload: str, fixes: Sequence[str]) -> str:
     """``latfix optimize WORKLOAD --fix ID … --budget 15m``: only these fixes, with more time for their replays."""
     chosen = "".join(f" --fix {shlex.quote(fix)}" for fix in fixes)
-    return f"{optimize_command(workload)}{chosen} --budget 15m"
+    return f"{optimize_command(workload)}{chosen} {_MORE_TIME}"
+
+
+def resume_command(workload: str, folder: str) -> str:
+    """``latfix optimize WORKLOAD --resume DIR --budget 15m``: the same search with more time."""
+    return f"{optimize_command(workload)} --resume {shlex.quote(folder)} {_MORE_TIME}"
 
 
 def replay_command(workload: str, plan: str) -> str:

@@ -183,6 +183,16 @@ def test_an_optimization_without_a_final_replay_says_how_to_gate(improved: Optim
     assert words(answer, "gates") == "none set; to pass or fail this in CI, add --gate 'p99<420ms'"
 
 
+@pytest.mark.parametrize("rounds", [3, 0])
+def test_an_undecided_plan_is_decided_by_resuming_its_search(rounds: int, improved: Optimization) -> None:
+    found = replace(improved, verdict="inconclusive", rounds=rounds)
+    answer = optimization_answer(found, workload="w", plan="my o/plan.toml")
+    assert words(answer, "next step") == "latfix optimize w --resume 'my o' --budget 15m"
+    assert answer.lines[-1].words == "with the other options of this run, if it had any"
+    proved = optimization_answer(improved, workload="w", plan="o/plan.toml")
+    assert words(proved, "next step") == "latfix diagnose w --plan o/plan.toml"
+
+
 def test_the_cause_is_that_of_the_objectives_percentile(improved: Optimization) -> None:
     baseline = BaselineVerdict(verdict="python.gc", sentence="")
     found = replace(improved, diagnosis=baseline, objective={"percentile": 95.0})
