@@ -151,6 +151,7 @@ class _Findings:
             verdict=verdict,
             sentence=sentence,
             percentile=q,
+            slo_ms=meta.objective.slo_ms if q == meta.objective.percentile else None,
             excess_ms=tail.excess_ms,
             reference_ms=self.baselines.reference_ns / 1e6,
             unexplained_ms=by_id[UNEXPLAINED].tail_ms if UNEXPLAINED in by_id else 0.0,

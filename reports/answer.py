@@ -5,6 +5,7 @@ It is the first screen of a page, the top of a pull request's summary, and the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from latfix.formatting import (
     speed_words,
     uncertain_bounds,
 )
+from latfix.gates.evaluate import evaluate
+from latfix.gates.subject import GateSubject
+from latfix.gates.syntax import parse_gate
 from latfix.reports.comparison_rows import (
     Change,
     GateRow,
@@ -45,6 +49,7 @@ from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
 from latfix.statistics.decision import FINAL
+from latfix.statistics.percentiles import percentile_key
 
 #: Share of the excess from which what is known of unexplained time is shown.
 _MOSTLY = 0.5
@@ -98,6 +103,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         if bounds is not None and finite(value) is not None and lower_end(bounds) is not None:
             words = f"{uncertain_bounds(bounds)} ms, from {_sample(found)}"
             lines += [Line(label="95 % interval", words=words), *_restarts(found), *_recorded(found)]
+        lines += _objective(GateSubject.from_diagnosis(found), key, found.slo_ms)
         lines += _reasons(found)
         if found.incident is not None:
             outside = found.source is not None and found.source.kind == "http"
@@ -108,7 +114,10 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         recognized = f"; {each.server} recognized by {each.told_by}" if each.told_by else ""
         words = f"{each.server}: {each.change} (against {each.cause}{recognized})"
         lines.append(Line(label="" if number else "try", words=words))
-    lines += _gates(gate_rows(found.gates), _passing_gate(key, finite(value), bounds))
+    example = (
+        _passing_gate(key, finite(value), bounds) if found.slo_ms is None else f"--gate '{_goal(key, found.slo_ms)}'"
+    )
+    lines += _gates(gate_rows(found.gates), example)
     if closing := closing_advice(found):
         lines.append(Line(label=_NEXT, words=closing))
     elif is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
@@ -122,6 +131,28 @@ def _passing_gate(key: str, value: float | None, bounds: object) -> str:
         return ""
     known = interval_bounds(bounds)
     return f"--gate '{key_label(key)}<{rounded_up(value if known is None else max(value, known[1]))}ms'"
+
+
+def _goal(key: str, limit_ms: float) -> str:
+    """The workload's objective as a gate."""
+    return f"{key_label(key)}<{limit_ms:.12g}ms"
+
+
+def _objective(subject: GateSubject, key: str, limit_ms: float | None) -> Iterator[Line]:
+    """Whether the percentile meets the workload's limit, as a gate would decide it; without an exit code."""
+    value = subject.latency_ms.get(key)
+    if limit_ms is None or value is None or math.isnan(value):
+        return
+    result = evaluate(parse_gate(_goal(key, limit_ms)), subject)
+    words = f"{key_label(key)} {milliseconds(value)}, limit {milliseconds(limit_ms)}"
+    if result.passed is None:
+        more = result.more_requests
+        decides = f", about {counted(more, 'more request')} would decide it" if more else ""
+        yield Line(label="objective", words=f"{words}: undecided{decides}", severity="warn")
+    elif result.passed:
+        yield Line(label="objective", words=f"{words}: met", severity="good")
+    else:
+        yield Line(label="objective", words=f"{words}: missed", severity="bad")
 
 
 def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
@@ -209,14 +240,18 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
     :param workload: the workload as a user types it; ``plan`` the plan's path.
     """
     change = optimization_change(found)
-    lines = [*_disturbed(found.disturbed), *_sure(change, found.rounds), *_why(found)]
+    lines = [*_disturbed(found.disturbed), *_sure(change, found.rounds)]
+    arm, key, goal = found.before, change.judged, finite(found.objective.get("slo_ms"))
+    if key != percentile_key(finite(found.objective.get("percentile")) or 99.0):
+        goal = None  # it is of another figure than the judged one
+    lines += [*_objective((arm if plan_is_empty(found) else found.after).gate_subject(), key, goal), *_why(found)]
     if words := floor_words(found):
         lines.append(Line(label="lower bound", words=words))
     if found.rounds and not plan_is_empty(found):
         lines.append(_side_effects(change))
-    arm, key = found.before, change.judged
     alone = _passing_gate(key, finite(arm.latency_ms.get(key)), arm.latency_ci95_ms.get(key))
-    lines += _gates(gate_rows(found.gates), "--gate 'p99<=baseline'" if found.rounds else alone)
+    example = "--gate 'p99<=baseline'" if found.rounds else alone
+    lines += _gates(gate_rows(found.gates), example if goal is None else f"--gate '{_goal(key, goal)}'")
     lines += _next(found, workload, plan)
     return Answer(headline=_headline(change, found), severity=change_severity(found.verdict), lines=tuple(lines))
 

@@ -64,6 +64,18 @@ class Summary(Document):
         total = sum(self.requests.values())
         return self.requests.get("ok", 0) / total if total else 0.0
 
+    def gate_subject(self) -> GateSubject:
+        """The input of gates on this arm alone."""
+        return GateSubject(
+            latency_ms=self.latency_ms,
+            requests=self.requests,
+            latency_ci95_ms=self.latency_ci95_ms,
+            throughput_rps=self.throughput_rps,
+            accuracy=self.accuracy,
+            trustworthy=self.trustworthy,
+            partial=self.partial,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Document):
@@ -135,7 +147,7 @@ class Comparison(Document):
 
     def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
         """The input of gates: the new arm, which carries the ratio, and the baseline."""
-        return _subject(self.after, self.ratio), _subject(self.before, {})
+        return replace(self.after.gate_subject(), ratio=self.ratio), self.before.gate_subject()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,16 +568,3 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = 
 
 def _short(value: Any) -> str:
     return "unset" if value is None else visible(value, limit=60)
-
-
-def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:
-    return GateSubject(
-        latency_ms=summary.latency_ms,
-        requests=summary.requests,
-        latency_ci95_ms=summary.latency_ci95_ms,
-        ratio=ratio,
-        throughput_rps=summary.throughput_rps,
-        accuracy=summary.accuracy,
-        trustworthy=summary.trustworthy,
-        partial=summary.partial,
-    )

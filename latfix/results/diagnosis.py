@@ -545,6 +545,7 @@ class Diagnosis(Document):
     :param latency_ci95_ms: intervals of the same keys (moving-block bootstrap).
     :param stages_ms: for each stage mean, p50, p99, ``reference`` and ``tail``.
     :param percentile: where the tail begins.
+    :param slo_ms: the workload's limit on that percentile; ``None`` without one.
     :param excess_ms: mean latency of a tail request beyond ``reference_ms``.
     :param reference_ms: the latency of a quiet, typical request.
     :param causes: sorted by ``tail_ms``, including ``unexplained``.
@@ -596,6 +597,7 @@ class Diagnosis(Document):
     verdict: str
     sentence: str
     percentile: float = field(metadata=json_key("tail.percentile"))
+    slo_ms: float | None = field(default=None, metadata=json_key(omit_empty=True))
     excess_ms: float = field(default=math.nan, metadata=json_key("tail.excess_ms"))
     reference_ms: float = field(default=math.nan, metadata=json_key("tail.reference_ms"))
     unexplained_ms: float = field(default=math.nan, metadata=json_key("tail.unexplained_ms"))

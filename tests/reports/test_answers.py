@@ -193,6 +193,39 @@ def test_an_undecided_plan_is_decided_by_resuming_its_search(rounds: int, improv
     assert words(proved, "next step") == "latfix diagnose w --plan o/plan.toml"
 
 
+@pytest.mark.parametrize(
+    ("limit_ms", "outcome", "severity"),
+    [(450.0, "met", "good"), (200.0, "missed", "bad"), (390.0, "undecided", "warn")],
+)
+def test_the_objective_is_judged_by_the_interval(
+    limit_ms: float, outcome: str, severity: Severity, ordinary: Session
+) -> None:
+    """p99 is 361 ms, its interval 325 to 397 ms."""
+    answer = diagnosis_answer(replace(ordinary[1], slo_ms=limit_ms))
+    (line,) = (line for line in answer.lines if line.label == "objective")
+    assert line.words.startswith(f"p99 361 ms, limit {limit_ms:.0f} ms: {outcome}") and line.severity == severity
+    assert words(answer, "gates").endswith(f"add --gate 'p99<{limit_ms:.0f}ms'")
+    summary = read_summary(replace(ordinary[1], slo_ms=limit_ms).to_json(), command="diagnose", workload="w")
+    assert f"**objective** p99 361 ms, limit {limit_ms:.0f} ms: {outcome}" in markdown(summary)
+
+
+def test_no_objective_is_judged_without_a_limit(ordinary: Session, improved: Optimization) -> None:
+    assert not words(diagnosis_answer(ordinary[1]), "objective")
+    other = replace(improved, objective={"percentile": 99.0, "slo_ms": 150.0}, judged="mean")
+    assert not words(optimization_answer(other, workload="w", plan="p"), "objective"), (
+        "the limit is on another figure"
+    )
+
+
+def test_the_objective_of_an_optimization_is_about_the_settings_that_stay(improved: Optimization) -> None:
+    found = replace(improved, objective={"percentile": 99.0, "slo_ms": 150.0}, rounds=5, gates=())
+    answer = optimization_answer(found, workload="w", plan="p")
+    assert words(answer, "objective") == "p99 98.0 ms, limit 150 ms: met"
+    assert words(answer, "gates").endswith("add --gate 'p99<150ms'")
+    refuted = optimization_answer(replace(found, changes={}), workload="w", plan="p")
+    assert words(refuted, "objective") == "p99 412 ms, limit 150 ms: missed"
+
+
 def test_the_cause_is_that_of_the_objectives_percentile(improved: Optimization) -> None:
     baseline = BaselineVerdict(verdict="python.gc", sentence="")
     found = replace(improved, diagnosis=baseline, objective={"percentile": 95.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -150,7 +151,7 @@ def check_objective(text: str) -> str | None:
 
 
 def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> Objective:
-    """The workload's objective with the command's options applied.
+    """The workload's objective with the command's options applied; its limit is not one of another percentile.
 
     :raises InputError: the drop is negative or not a number.
     """
@@ -160,7 +161,8 @@ def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> 
         raise InputError(f"--max-accuracy-drop: found {max_drop:g}; expected a number of at least 0")
     percentile = 100 * QUANTILES[goal] if goal is not None and goal in QUANTILES else objective.percentile
     drop = objective.max_accuracy_drop if max_drop is None else max_drop
-    return replace(objective, percentile=percentile, max_accuracy_drop=drop)
+    limit = objective.slo_ms if math.isclose(percentile, objective.percentile) else None
+    return replace(objective, percentile=percentile, slo_ms=limit, max_accuracy_drop=drop)
 
 
 def _check_budget(budget_s: float, schedule: Traffic) -> None:

@@ -115,6 +115,11 @@ def test_same_record_and_seed_give_the_same_diagnosis() -> None:
     assert diagnose(record, seed=3).to_json() == diagnose(record, seed=3).to_json()
 
 
+def test_the_objectives_limit_is_on_its_own_percentile() -> None:
+    record = simulate(n=200, meta={"objective": {"percentile": 95, "slo_ms": 40.0}})
+    assert (diagnose(record).slo_ms, diagnose(record, percentile=99).slo_ms) == (40.0, None)
+
+
 def test_percentile_comes_from_the_objective_unless_given() -> None:
     record = simulate(n=200, meta={"objective": {"percentile": 95}})
     assert diagnose(record).percentile == 95

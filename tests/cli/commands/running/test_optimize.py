@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from latfix.cli.commands.running.optimize import aimed_at
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
 from latfix.history.store import History
@@ -21,7 +22,7 @@ from latfix.results.comparison import compare_rounds
 from latfix.results.optimization_step import Step
 from latfix.runners.optimize.optimizer import Options, Outcome
 from latfix.runners.replay.run_session import Interrupted, Replay
-from latfix.settings import RunnerSettings
+from latfix.settings import Objective, RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused
 from tests.conftest import cli, succeeded, write_workload
@@ -157,6 +158,11 @@ def test_the_plan_of_an_onnx_file_replaces_what_runs_it(optimize: Cli, search: S
         "openvino",
     ]
     assert "backend  onnxruntime -> openvino" in out
+
+
+@pytest.mark.parametrize(("goal", "limit"), [(None, 50.0), ("p99", 50.0), ("mean", 50.0), ("p50", None)])
+def test_the_limit_is_not_that_of_another_percentile(goal: str | None, limit: float | None) -> None:
+    assert aimed_at(Objective(percentile=99.0, slo_ms=50.0), goal, None).slo_ms == limit
 
 
 def test_the_next_step_names_the_workload_as_typed(
