@@ -6,7 +6,6 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
 
 from latfix.lower_bound import AtLeast, in_unit
 
@@ -170,37 +169,13 @@ def lower_end(bounds: object) -> float | None:
     return finite(bounds[0]) if isinstance(bounds, Sequence) and len(bounds) == 2 else None
 
 
-def uncertain(value: object, bounds: object) -> str:
-    """The value, rounded to the precision that its interval supports: 953 in [572, 1,910] is ``950``."""
-    place = _open_place(bounds)
-    return significant(value) if place is None else _at_place(value, place)
-
-
 def uncertain_bounds(bounds: object) -> str:
-    """``572 to 1,910``, both ends rounded as by :func:`uncertain`; ``up to 606`` if the lower end is not above 0,
-    ``at least 572`` if the upper end is open.
-    """
+    """``572 to 1,910``; ``up to 606`` if the lower end is not above 0, ``at least 572`` if the upper end is open."""
     pair = interval_bounds(bounds)
     if pair is None:
         return NONE if (low := lower_end(bounds)) is None else f"at least {significant(low)}"
-    place = _open_place(bounds)
-    first, last = (significant(end) if place is None else _at_place(end, place) for end in pair)
+    first, last = map(significant, pair)
     return f"{first} to {last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"
-
-
-def _open_place(bounds: object) -> int | None:
-    """The power of ten of the second digit of half the interval's width."""
-    pair = interval_bounds(bounds)
-    half = 0.0 if pair is None else (pair[1] - pair[0]) / 2
-    return math.floor(math.log10(half)) - 1 if math.isfinite(half) and half > 0 else None
-
-
-def _at_place(value: object, place: int) -> str:
-    number = finite(value)
-    if not number:
-        return significant(value)
-    digits = max(math.floor(math.log10(abs(number))) - place + 1, 1)
-    return significant(number, min(digits, _whole_digits(number)))
 
 
 def speed_words(value: object) -> str:
@@ -340,26 +315,6 @@ def html_table(heading: str, notes: Iterable[str], columns: Sequence[str], rows:
     )
 
 
-def latency_words(latency_ms: Mapping[str, float | None], bounds: Mapping[str, object]) -> dict[str, str]:
-    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports.
-
-    Rounding changes no order: of two percentiles that it would put in the wrong order, both keep three digits.
-
-    :param bounds: 95 % intervals by key; a latency without one has three digits.
-    """
-    words = {}
-    for key in LATENCY_KEYS:
-        value = latency_ms.get(key)
-        words[key] = significant(value) if key == "max" else uncertain(value, bounds.get(key))
-    ascending = [key for key in LATENCY_KEYS if key != "mean" and finite(latency_ms.get(key)) is not None]
-    for _ in ascending:
-        for lower, higher in pairwise(ascending):
-            if _figure(words[lower]) > _figure(words[higher]):
-                words |= {key: significant(latency_ms[key]) for key in (lower, higher)}
-    if "max" in ascending and _figure(words["mean"]) > _figure(words["max"]):
-        words["mean"] = significant(latency_ms["mean"])
-    return words
-
-
-def _figure(text: str) -> float:
-    return float(text.replace(",", "")) if text[:1].isdigit() else 0.0
+def latency_words(latency_ms: Mapping[str, float | None]) -> dict[str, str]:
+    """Each latency of ``LATENCY_KEYS``, in milliseconds."""
+    return {key: significant(latency_ms.get(key)) for key in LATENCY_KEYS}

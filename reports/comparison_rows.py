@@ -95,8 +95,8 @@ class Arm:
     latency_ci95_ms: Mapping[str, object] = field(default_factory=dict)
 
     def latency_words(self) -> dict[str, str]:
-        """The latencies by key, with the digits that their intervals support."""
-        return latency_words(self.latency_ms, self.latency_ci95_ms)
+        """The latencies by key."""
+        return latency_words(self.latency_ms)
 
     @property
     def failed(self) -> int:

@@ -22,7 +22,6 @@ from latfix.formatting import (
     ratio,
     share,
     significant,
-    uncertain,
     visible,
 )
 from latfix.reports.answer import Answer
@@ -201,7 +200,7 @@ def _size(cause: CauseSummary) -> tuple[str, str, str]:
     """Milliseconds, interval and share; where causes claim more than the excess, nothing is left unexplained."""
     if cause.cause == UNEXPLAINED and cause.tail_ms < 0:
         return f"about 0 (causes overlap by {milliseconds(-cause.tail_ms)})", "", ""
-    return uncertain(cause.tail_ms, cause.ci95_ms), interval(cause.ci95_ms), share(cause.tail_share)
+    return significant(cause.tail_ms), interval(cause.ci95_ms), share(cause.tail_share)
 
 
 def _steps(summary: Summary) -> list[str]:

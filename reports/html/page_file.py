@@ -30,7 +30,6 @@ _FILTERS = (
     formatting.share,
     formatting.significant,
     formatting.tail_words,
-    formatting.uncertain,
     formatting.uncertain_bounds,
     formatting.visible,
 )

@@ -273,7 +273,7 @@ def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
 def latency_cards(diagnosis: Diagnosis) -> list[Card]:
     """The median, the objective's percentile, the maximum and the excess."""
     bounds = diagnosis.latency_ci95_ms
-    words = latency_words(diagnosis.latency_ms, bounds)  # of usual percentiles: the objective's may be another
+    words = latency_words(diagnosis.latency_ms)  # of usual percentiles: the objective's may be another
     cards = [
         (
             key_label(key),

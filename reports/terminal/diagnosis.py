@@ -27,7 +27,6 @@ from latfix.formatting import (
     sentence,
     share,
     significant,
-    uncertain,
     uncertain_bounds,
 )
 from latfix.lower_bound import in_order
@@ -139,7 +138,7 @@ def _title(diagnosis: Diagnosis) -> Text:
 
 def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     focus = focus_key(diagnosis)
-    known = latency_words(diagnosis.latency_ms, diagnosis.latency_ci95_ms)
+    known = latency_words(diagnosis.latency_ms)
     given_up = {"p90": 3, "mean": 2, "p99_9": 1, focus: 0}
     columns = [Column("latency, ms", right=False)]
     columns += [Column(key_label(key), given_up=given_up.get(key, 0)) for key in LATENCY_KEYS]
@@ -220,7 +219,7 @@ def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
             [
                 safe(row.label, style, limit=60),
                 pair_bar(row.own_ms, row.propagated_ms, scale),
-                significant(row.tail_ms) if verbose else uncertain(row.tail_ms, row.ci95_ms),
+                significant(row.tail_ms),
                 *([] if single else [bounds]),
                 *([significant(row.own_ms), significant(row.propagated_ms)] if both else []),
                 share(row.share) if verbose else percent(row.share),

@@ -168,6 +168,16 @@ def test_causes_sum_to_the_excess_with_bars_for_own_queue_and_negative(ordinary:
     assert "░" in rest and "█" not in rest
 
 
+def test_the_causes_of_the_first_view_sum_to_the_excess(ordinary: Session) -> None:
+    """Rounded by its interval, each would read 200, 100 and 0 of 207."""
+    parts = zip(ordinary[1].causes, (173.4, 22.9, 10.7), strict=False)
+    causes = tuple(replace(entry, tail_ms=ms, tail_share=ms / 207, ci95_ms=(ms, ms + 1500)) for entry, ms in parts)
+    text = shown(render_diagnosis(replace(ordinary[1], causes=causes, excess_ms=207.0), folder=None), width=100)
+    lines = [line for line in text.splitlines() if re.search("[█▒]", line) and "own:" not in line]
+    figures = [re.search(r"[█▒]\s+([\d.]+)", line) for line in lines]
+    assert [found[1] for found in figures if found] == ["173", "22.9", "10.7"]
+
+
 def test_what_to_do_names_the_command_with_the_workload_quoted(ordinary: Session) -> None:
     text = shown(render_diagnosis(ordinary[1], folder=None, workload_argument="my folder/ranker"))
     assert "latfix optimize 'my folder/ranker'" in text
