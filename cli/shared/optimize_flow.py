@@ -110,7 +110,7 @@ def _conclude(
     document = found.to_json()
     with writing_into(folder):
         _write_baseline_diagnosis(outcome)
-        _write_plan(folder / "plan.toml", spec, outcome, started_from)
+        _write_plan(folder / "plan.toml", outcome, found, started_from)
         write_json(folder / "optimization.json", document)
         known = outcome.after_diagnosis if outcome.after else outcome.diagnosis
         last, stories = with_stories(outcome.after or outcome.baseline, known)
@@ -304,7 +304,7 @@ def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> 
     return tuple(fixes.values())
 
 
-def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: Sequence[PlannedFix]) -> None:
+def _write_plan(path: Path, outcome: Outcome, found: Optimization, started_from: Sequence[PlannedFix]) -> None:
     measured: dict[str, float] = {}
     final = outcome.final
     if final is not None:
@@ -315,16 +315,20 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: 
         for key, estimate in final.ratio.items():
             if math.isfinite(estimate.value) and not estimate.lost:
                 measured[f"{key}_ratio"] = estimate.value
+                ends = {"low": estimate.lo, "high": estimate.hi}
+                measured |= {f"{key}_ratio_{end}": ratio for end, ratio in ends.items() if math.isfinite(ratio)}
         for when, score in zip(("before", "after"), outcome.accuracies, strict=True):
             if score is not None:
                 measured[f"accuracy_{when}"] = score
     machine = {key: value for key, value in outcome.baseline.meta.machine.items() if value is not None}
     write_plan(
         Plan(
-            workload=spec.name,
+            workload=found.workload,
             fixes=planned_fixes(started_from, outcome.kept),
             measured=measured,
             machine=machine,
+            verdict=found.verdict if outcome.kept else "",  # else it is about fixes that the plan does not have
+            rounds=found.rounds if outcome.kept else 0,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             latfix=latfix.__version__,
         ),

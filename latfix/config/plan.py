@@ -14,7 +14,7 @@ from latfix.errors import InputError
 from latfix.files.atomic_write import write_bytes
 from latfix.files.toml_reader import TomlFile, read_toml
 from latfix.files.toml_writer import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
-from latfix.formatting import LATENCY_KEYS, shown
+from latfix.formatting import LATENCY_KEYS, counted, shown
 
 PLAN_SCHEMA = "latfix.plan/1"
 PLAN_FILE = "plan.toml"
@@ -22,10 +22,16 @@ PLAN_FILE = "plan.toml"
 #: Keys of ``[measured]``, from the final interleaved replay.
 MEASURED_KEYS: tuple[str, ...] = (
     *(f"{key}_{side}_ms" for key in LATENCY_KEYS for side in ("before", "after")),
-    *(f"{key}_ratio" for key in LATENCY_KEYS),
+    *(f"{key}_ratio{end}" for key in LATENCY_KEYS for end in ("", "_low", "_high")),
     *(f"{name}_{side}" for name in ("throughput_rps", "accuracy") for side in ("before", "after")),
 )
-_TOP = ("schema", "workload", "latfix", "created", "machine", "measured", "fix")
+#: Whether the final replay proves the plan, in words.
+_PROOF = {
+    "improved": "measured and proved",
+    "no_gain": "not proved: no gain was measured",
+    "inconclusive": "not proved: undecided",
+}
+_TOP = ("schema", "workload", "verdict", "rounds", "latfix", "created", "machine", "measured", "fix")
 _FIX = ("id", "reason", "verified", "settings")
 _FIX_ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 
@@ -56,7 +62,10 @@ class Plan:
     """The kept fixes, in the order in which they are applied.
 
     :param machine: the machine that it was measured on, plain values.
-    :param measured: before and after, by :data:`MEASURED_KEYS`.
+    :param measured: before and after, by :data:`MEASURED_KEYS`; ``_low`` and ``_high`` are ends of a 95 % interval.
+    :param verdict: of the final replay: improved, no_gain or inconclusive; empty in older plans, and if it tested
+        nothing of this one.
+    :param rounds: of the final replay.
     :param created: ISO 8601.
     :param latfix: the version that wrote it.
     """
@@ -65,6 +74,8 @@ class Plan:
     fixes: tuple[PlannedFix, ...]
     machine: Mapping[str, TomlValue] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
+    verdict: str = ""
+    rounds: int = 0
     created: str = ""
     latfix: str = ""
 
@@ -73,6 +84,13 @@ class Plan:
         if self.workload == workload:
             return ""
         return f"The plan was made for {self.workload!r}, not for {workload!r}: its gains were measured there."
+
+    @property
+    def proof(self) -> str:
+        """``not proved: undecided (final replay of 1 round)``; empty if unknown."""
+        words = _PROOF.get(self.verdict, "")
+        replayed = f"final replay of {counted(self.rounds, 'round')}" if self.rounds else "no final replay"
+        return words and f"{words} ({replayed})"
 
     def settings(self) -> dict[str, Any]:
         """All changes together, for :meth:`latfix.settings.RunnerSettings.with_overrides`; later ones win."""
@@ -94,11 +112,12 @@ def plan_text(plan: Plan) -> str:
     :raises ValueError: a value that TOML cannot hold.
     """
     lines = [
-        toml_comment(f"A plan for {plan.workload}: settings that latfix changed, measured and kept."),
+        toml_comment(f"A plan for {plan.workload}: settings that latfix changed{plan.proof and f', {plan.proof}'}."),
         "# latfix diagnose WORKLOAD --plan plan.toml replays it. Remove a [[fix]] to undo it.",
         '# In a service: latfix.load_runner("WORKLOAD", plan="plan.toml").',
         f"schema = {toml_text(PLAN_SCHEMA)}",
         f"workload = {toml_text(plan.workload)}",
+        *([f"verdict = {toml_text(plan.verdict)}", f"rounds = {plan.rounds}"] if plan.verdict else []),
         f"latfix = {toml_text(plan.latfix)}",
         f"created = {toml_text(plan.created)}",
     ]
@@ -157,6 +176,8 @@ def read_plan(path: Path) -> Plan:
         fixes=_fixes(document.get("fix", []), toml),
         machine=_machine(document.get("machine", {}), toml),
         measured=_measured(document.get("measured", {}), toml),
+        verdict=_verdict(document, toml),
+        rounds=_rounds(document, toml),
         created=_text(document, "created", toml),
         latfix=_text(document, "latfix", toml),
     )
@@ -173,6 +194,20 @@ def _text(table: Mapping[str, Any], key: str, file: TomlFile, *, name: str = "",
         at = key if file.line(name, key) else None
         raise file.error(name, at, found, "a text")
     return value
+
+
+def _verdict(document: Mapping[str, Any], file: TomlFile) -> str:
+    verdict = _text(document, "verdict", file)
+    if verdict and verdict not in _PROOF:
+        raise file.error("", "verdict", f"verdict = {shown(verdict)}", f"one of {', '.join(_PROOF)}")
+    return verdict
+
+
+def _rounds(document: Mapping[str, Any], file: TomlFile) -> int:
+    rounds = document.get("rounds", 0)
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
+        raise file.error("", "rounds", f"rounds = {shown(rounds)}", "a whole number of at least 0")
+    return rounds
 
 
 def _fixes(value: object, file: TomlFile) -> tuple[PlannedFix, ...]:

@@ -50,6 +50,8 @@ def export(target: str, plan: Plan, environment: Mapping[str, str]) -> Export:
     """
     server = TARGETS[target]
     document, notes = translate(server.table, plan.settings(), server.title)
+    if plan.verdict not in ("", "improved"):
+        notes = [f"the plan is {plan.proof}", *notes]
     if not plan.settings():
         notes = ["the plan is empty: it changes no settings"]
     head = [f"{MARK} from a plan for {plan.workload}: {server.usage}"]

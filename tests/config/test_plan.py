@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ PLANS = st.builds(
     fixes=FIXES.map(tuple),
     machine=st.dictionaries(TEXT, TEXT | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(-1e9, 1e9)),
     measured=st.dictionaries(st.sampled_from(MEASURED_KEYS), st.floats(allow_nan=False, allow_infinity=False)),
+    verdict=st.sampled_from(["improved", "no_gain", "inconclusive"]),
+    rounds=st.integers(0, 15),
     created=TEXT,
     latfix=TEXT,
 )
@@ -180,6 +183,21 @@ def test_a_plan_is_readable() -> None:
     assert text.startswith("# A plan for x [fix] schema"), "a name does not break out of its comment"
 
 
+@pytest.mark.parametrize(
+    ("verdict", "rounds", "words"),
+    [
+        ("improved", 4, ", measured and proved (final replay of 4 rounds)."),
+        ("inconclusive", 1, ", not proved: undecided (final replay of 1 round)."),
+        ("inconclusive", 0, ", not proved: undecided (no final replay)."),
+        ("no_gain", 5, ", not proved: no gain was measured (final replay of 5 rounds)."),
+        ("", 0, "."),
+    ],
+)
+def test_the_first_line_says_if_the_plan_is_proved(verdict: str, rounds: int, words: str) -> None:
+    first, *_ = plan_text(replace(PLAN, verdict=verdict, rounds=rounds)).splitlines()
+    assert first == f"# A plan for ranker: settings that latfix changed{words}"
+
+
 def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be in a plan"):
         write_plan(Plan(workload="x", fixes=(), measured={"p99_ratio": float("nan")}), tmp_path / "plan.toml")
@@ -207,6 +225,10 @@ MALFORMED: list[tuple[str, int | None]] = [
     ('schema = "latfix.plan/1"\nworkload = " "\n', 2),
     (HEAD + "created = 2026-01-02\n", 3),
     (HEAD + "latfix = 0.1\n", 3),
+    (HEAD + "verdict = 'better'\n", 3),
+    (HEAD + "verdict = 1\n", 3),
+    (HEAD + "rounds = -1\n", 3),
+    (HEAD + "rounds = true\n", 3),
     (HEAD + "fixes = []\n", 3),
     (HEAD + "fix = 1\n", 3),
     (HEAD + "fix = [1, 2]\n", 3),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from latfix.cli.commands.reading.export_plan import _NAMES
-from latfix.config.plan import Plan, PlannedFix, write_plan
+from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.reports.server_configs.export import TARGETS
 from tests.conftest import cli
 
@@ -27,6 +28,13 @@ def test_without_out_the_text_alone_is_on_standard_output(plan: Path) -> None:
     code, out, err = cli("export-plan", str(plan), "--for", "triton")
     assert code == 0 and "max_batch_size: 8\n" in out
     assert "\ngc = freeze has no counterpart in Triton" in err and "for a batch to fill" in err
+
+
+@pytest.mark.parametrize(("verdict", "told"), [("inconclusive", True), ("no_gain", True), ("improved", False)])
+def test_an_unproved_plan_is_called_that(verdict: str, told: bool, plan: Path) -> None:
+    write_plan(replace(read_plan(plan), verdict=verdict, rounds=1), plan / "plan.toml")
+    _, out, err = cli("export-plan", str(plan), "--for", "triton")
+    assert ("the plan is not proved: " in err) == ("# the plan is not proved: " in out) == told
 
 
 def test_out_is_a_file_or_a_folder(plan: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from latfix.cli.commands.running.optimize import aimed_at
+from latfix.config.plan import read_plan
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
 from latfix.history.store import History
@@ -158,6 +159,18 @@ def test_the_plan_of_an_onnx_file_replaces_what_runs_it(optimize: Cli, search: S
         "openvino",
     ]
     assert "backend  onnxruntime -> openvino" in out
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.4, "improved"), (1.0, "inconclusive")])
+def test_the_plan_says_how_it_was_proved(
+    gain: float, verdict: str, optimize: Cli, search: Search, tmp_path: Path
+) -> None:
+    search.gain = gain
+    succeeded(optimize())
+    document, plan = json.loads((tmp_path / "o" / "optimization.json").read_text()), read_plan(tmp_path / "o")
+    assert (plan.verdict, plan.rounds) == (document["verdict"], document["rounds"]) == (verdict, 3)
+    for key, estimate in document["ratio"].items():
+        assert [plan.measured[f"{key}_ratio_{end}"] for end in ("low", "high")] == estimate["ci95"]
 
 
 @pytest.mark.parametrize(("goal", "limit"), [(None, 50.0), ("p99", 50.0), ("mean", 50.0), ("p50", None)])
