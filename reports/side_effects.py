@@ -30,7 +30,11 @@ def side_effect_words(change: Change) -> tuple[str, bool]:
     if found:
         return "; ".join(found), True
     known = [_name(key) for key in _others(change) if change.ratio(key).value is not None]
-    known += [name for name, before, after in _costs(change) if before is not None and after is not None]
+    known += [
+        name
+        for name, before, after in _costs(change)
+        if before is not None and after is not None and (name != "start-up" or after <= _WORSE * before)
+    ]
     return f"none in {', '.join(known)}" if known else "unknown: no other figure was measured", False
 
 

@@ -94,6 +94,25 @@ def test_the_next_step_is_what_the_most_demanding_gate_needs(undecided: Comparis
     assert not words(comparison_answer(undecided.gated([gate(False, of=undecided)])), "next step")
 
 
+@pytest.mark.parametrize(
+    ("start_s", "words_of"),
+    [
+        ((0.0167, 0.414), "none in mean, p50, p90, p95, throughput"),
+        ((0.414, 0.414), "none in mean, p50, p90, p95, throughput, start-up"),
+        ((0.414, 0.98), "start-up 0.414 s → 0.980 s"),
+    ],
+)
+def test_a_start_that_grew_is_never_among_what_did_not(
+    start_s: tuple[float, float], words_of: str, undecided: Comparison
+) -> None:
+    """Starts vary, so growth by less than half a second is no side effect."""
+    before, after = (
+        replace(arm, start_s=s) for arm, s in zip((undecided.before, undecided.after), start_s, strict=True)
+    )
+    change = comparison_change(replace(undecided, before=before, after=after))
+    assert side_effect_words(change)[0] == words_of
+
+
 def test_a_figure_that_restarts_may_explain_is_not_called_insignificant(undecided: Comparison) -> None:
     mean = RatioEstimate(value=1.69, lo=1.55, hi=1.84, decision=(0.7, 2.5))
     answer = comparison_answer(replace(undecided, ratio={**undecided.ratio, "mean": mean}))
