@@ -214,7 +214,8 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     whole = f"the {found.unit}" if found.is_single else "the tail's excess"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         reason = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
-        if cause.culprit and cause.culprit not in found.disturbed:
+        takers = [each.rpartition(", ")[0] or each for each in cause.culprit.split("; ")]  # without their cores
+        if cause.culprit and not all(taker in found.disturbed for taker in takers):
             reason += f"; cores used by {cause.culprit}"
         part = f", {percent(cause.share)} of {whole}" if found.is_timed else ""
         words = f"{cause.cause}{part}: {reason}"

@@ -177,6 +177,24 @@ def test_what_is_known_of_unexplained_time_behind_an_address_is_shown(ordinary: 
 
 
 @pytest.mark.parametrize(
+    ("culprit", "told"),
+    [
+        ("stress (process 77), 0.90 cores", False),
+        ("stress (process 77), 0.90 cores; cc1 (process 9), 0.30 cores", True),
+    ],
+)
+def test_who_used_the_cores_is_said_once(culprit: str, told: bool, ordinary: Session) -> None:
+    """The warning has cores over the run, the cause those while the service waited."""
+    hog = "others used 1.2 cores (stress (process 77), 1.2 cores), and the service waited"
+    first, *others = ordinary[1].causes
+    found = replace(ordinary[1], causes=(replace(first, culprit=culprit), *others), disturbed=hog)
+    assert ("cores used by" in words(diagnosis_answer(found), "why")) == told
+    nobody = replace(first, culprit="no process that is visible from here")
+    assert "cores used by no process" in words(diagnosis_answer(replace(found, causes=(nobody,))), "why")
+    assert "cores used by stress" in words(diagnosis_answer(replace(found, disturbed="")), "why")
+
+
+@pytest.mark.parametrize(
     ("told_by", "end"),
     [("its program java", "(against python.gc; Java recognized by its program java)"), ("", "(against python.gc)")],
 )

@@ -95,7 +95,7 @@ def _culprit(evidence: Evidence) -> str:
     takers = core_takers(evidence.samples, np.concatenate(at), np.concatenate(weight), evidence.threads.background)
     alone = evidence.setup.workers == 1 and weight[0].sum() <= weight[2].sum() + weight[3].sum()
     but = (WORKERS,) if alone else ()
-    return describe_takers(takers, but=but if evidence.setup.pooled else (*but, OPERATORS))
+    return describe_takers(takers, but=but if evidence.setup.pooled else (*but, OPERATORS), turns=True)
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:

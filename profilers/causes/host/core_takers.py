@@ -116,17 +116,19 @@ def _named(comm: str, numbers: set[str]) -> str:
     return f"{comm} (process {next(iter(numbers))})" if len(numbers) == 1 else f"{comm} ({len(numbers)} processes)"
 
 
-def describe_takers(takers: tuple[Taker, ...], *, but: tuple[str, ...] = ()) -> str:
-    """The largest takers, and those with long turns, as text; empty if processes were not watched.
+def describe_takers(takers: tuple[Taker, ...], *, but: tuple[str, ...] = (), turns: bool = False) -> str:
+    """The largest takers as text; empty if processes were not watched.
 
     :param but: names to leave out, because they are the victims.
+    :param turns: also those with long turns, which explain waits but not a busy machine.
     """
     if not takers:
         return ""
-    some = [taker for taker in takers if taker.name not in but and (taker.cores >= _LEAST or taker.turn_ns)]
+    long = {taker.name for taker in takers if turns and taker.turn_ns}
+    some = [taker for taker in takers if taker.name not in but and (taker.cores >= _LEAST or taker.name in long)]
     if not some:
         return "no process that is visible from here"
-    listed = [taker for taker in some if taker.turn_ns or taker.cores >= _OF_LARGEST * some[0].cores]
+    listed = [taker for taker in some if taker.name in long or taker.cores >= _OF_LARGEST * some[0].cores]
     return "; ".join(taker.words for taker in listed[:_NAMED])
 
 
