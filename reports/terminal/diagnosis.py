@@ -114,7 +114,12 @@ def render_diagnosis(
     ]
     if verbose:
         return Portable(Group(*(each for _, content in parts for each in content)))
-    return Portable(OneScreen(parts, _OPTIONAL))
+    more = (
+        ("stages", some and diagnosis.stages_ms),
+        ("slow lines of code", diagnosis.lines),
+        ("what to do", cause_advice(diagnosis)),
+    )
+    return Portable(OneScreen(parts, _OPTIONAL, [name for name, present in more if present]))
 
 
 def render_tail(diagnosis: Diagnosis) -> RenderableType:
@@ -309,12 +314,13 @@ def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield heading(f"The slowest {diagnosis.unit}s" if diagnosis.is_timed else "Stalls")
     rows: list[Sequence[Cell]] = []
     for unit in units:
-        causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
-        words = [safe(f"{cause} {significant(value)}", "dim") for cause, value in causes]
+        causes = [(cause, ms) for cause, ms in unit.causes_ms.items() if cause != "reference"]  # which delays nobody
+        largest = sorted(causes, key=lambda each: -each[1])[:2]
+        words = [safe(f"{cause} {significant(value)}", "dim") for cause, value in largest]
         figures = moment(unit.start_ms), significant(unit.latency_ms)
         rows.append([safe(unit.id, limit=40), *figures, *words, *[""] * (2 - len(words))])
     columns = [Column(right=False), Column("at, s", given_up=2), Column("took, ms")]
-    columns += [Column("largest cause, ms", right=False, given_up=1), Column("second", right=False, given_up=3)]
+    columns += [Column("largest cause, ms", right=False, given_up=1), Column("next largest", right=False, given_up=3)]
     yield FittedTable(columns, rows)
 
 

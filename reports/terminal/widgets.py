@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from latfix.formatting import visible
+from latfix.formatting import listed, visible
 from latfix.reports.answer import Answer
 from latfix.reports.vocabulary import Severity
 
@@ -79,24 +79,26 @@ class OneScreen:
     """Parts from top to bottom; the named ones are left out, the last in ``optional`` first, until all fits.
 
     :param parts: names, empty for what is always shown, and contents. The last part follows a line with the names of
-        those left out.
+        those left out and of ``more``.
     :param optional: names, the most important first.
+    :param more: what only ``-v`` shows.
     """
 
     parts: Sequence[tuple[str, Sequence[RenderableType]]]
     optional: Sequence[str]
+    more: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rendered = [(name, console.render_lines(Group(*content), options, pad=False)) for name, content in self.parts]
         known = {name: len(lines) for name, lines in rendered if name and lines}
-        spare, left_out = _SCREEN - sum(len(lines) for _, lines in rendered), list[str]()
+        spare, left_out = _SCREEN - sum(len(lines) for _, lines in rendered) - bool(self.more), list[str]()
         for name in reversed(self.optional):
             if spare < 0 and name in known:
-                spare += known[name] - (not left_out)
+                spare += known[name] - (not left_out and not self.more)
                 left_out.append(name)
         for k, (name, lines) in enumerate(rendered):
-            if k == len(rendered) - 1 and left_out:
-                yield Text(f"left out for space, -v shows it: {', '.join(reversed(left_out))}", style="dim")
+            if k == len(rendered) - 1 and (left_out or self.more):
+                yield Text(f"-v also shows {listed([*reversed(left_out), *self.more])}", style="dim")
             for line in lines if name not in left_out else ():
                 yield from line
                 yield Segment.line()

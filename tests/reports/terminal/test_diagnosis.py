@@ -19,7 +19,7 @@ from latfix.reports.terminal.comparison import render_comparison, render_optimiz
 from latfix.reports.terminal.diagnosis import render_diagnosis, render_tail
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
 from latfix.results.comparison import compare_records
-from latfix.results.diagnosis import Losses
+from latfix.results.diagnosis import Losses, UnitLedger
 from latfix.results.optimization import Candidate, Optimization
 from latfix.results.worker_summary import WorkerRow
 from latfix.statistics.decision import RatioEstimate, Verdict
@@ -64,6 +64,9 @@ def test_a_diagnosis_is_one_screen_and_ends_with_its_answer(ordinary: Session) -
     ):
         assert words in end
     assert "ms (the excess) more than a quiet request" in in_one_line(text)
+    assert "-v also shows stages and what to do" in text
+    bare = replace(ordinary[1], stages_ms={}, causes=())
+    assert "-v also" not in shown(render_diagnosis(bare, folder=None)), "it shows nothing else"
 
 
 def test_a_diagnosis_with_everything_is_one_screen_too(ordinary: Session) -> None:
@@ -92,8 +95,8 @@ def test_a_diagnosis_with_everything_is_one_screen_too(ordinary: Session) -> Non
     text = shown(render_diagnosis(found, folder=Path("runs/ranker")))
     assert len(text.splitlines()) <= 40
     assert in_one_line(text).count("stress (process 77)") == 1
-    (left_out,) = re.findall(r"left out for space, -v shows it: (.*)", text)
-    assert left_out == "requests that did not end ok, workers"
+    (left_out,) = re.findall(r"-v also shows (.*)", text)
+    assert left_out == "requests that did not end ok, workers, stages and what to do"
     everything = shown(render_diagnosis(found, folder=Path("runs/ranker"), verbose=True))
     assert "Workers" in everything and "Workers" not in text
     losing = shown(render_diagnosis(replace(found, verdict="losing"), folder=None))
@@ -209,6 +212,15 @@ def test_a_run_without_requests(ordinary: Session) -> None:
     failed = replace(empty, requests={"ok": 0, "error": 9, "timeout": 0, "shed": 0})
     text = shown(render_diagnosis(failed, folder=None))
     assert "First fix the errors" in text and "Where the tail comes from" not in text
+
+
+def test_the_slowest_requests_of_a_recording_have_their_largest_causes(ordinary: Session) -> None:
+    """The time that a quiet request takes, too, delays nobody."""
+    causes_ms = {"reference": 20.6, "python.gc": 9.0, "traffic.burst": 30.0, "observer": 1.0}
+    unit = UnitLedger(id="a", start_ms=1000.0, latency_ms=60.6, causes_ms=causes_ms)
+    text = shown(render_diagnosis(replace(ordinary[1], slowest=(unit,)), folder=None), width=120)
+    assert re.search(r"largest cause, ms +next largest", text)
+    assert re.search(r"60\.6 +traffic\.burst 30\.0 +python\.gc 9\.00\n", text)
 
 
 def test_a_histogram_has_no_table_of_causes(tmp_path: Path) -> None:
