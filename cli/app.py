@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import latfix
 from latfix.cli.shared.streams_and_signals import discard, print_error, repair_streams, signals_as_interrupt
@@ -50,6 +50,22 @@ COMMANDS = {
 _LONGEST_WORD = 400
 
 
+class _GroupedOptions(TyperCommand):
+    """A command whose help lists its options by group; Typer does that with rich only."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the command's own options, and those of each group."""
+        sections = dict[str, list[tuple[str, str]]](Arguments=[], Options=[])
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                panel = "Arguments" if param.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(param, "rich_help_panel", None) or panel, []).append(row)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 @cache  # building it takes longer than many a command
 def _parser(command: Any, name: str | None = None) -> Any:
     """The parser of a command's function, or of an app."""
@@ -58,7 +74,7 @@ def _parser(command: Any, name: str | None = None) -> Any:
     from latfix.cli.shared.options import one_by_one
 
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name)(one_by_one(command))
+    alone.command(name, cls=_GroupedOptions)(one_by_one(command))
     return typer.main.get_command(alone)
 
 

@@ -31,7 +31,7 @@ _SLO = re.compile(r"\s*(latency|ttft|gap|tpot)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
-    """Options for a service at an address."""
+    """A service at an address."""
 
     body: Annotated[
         str | None,
@@ -39,7 +39,6 @@ class AddressOptions:
             "--body",
             metavar="JSON|FILE",
             help="""Template of the request bodies: --body '{"inputs": "{payload}"}'.""",
-            rich_help_panel="A service at an address",
         ),
     ] = None
     header: Annotated[
@@ -88,7 +87,7 @@ class AddressOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLog:
-    """The service's own recording of a run."""
+    """The service's own recording."""
 
     server_log: Annotated[
         list[Path] | None,

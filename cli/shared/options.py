@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -94,7 +95,7 @@ PlanOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficOptions:
-    """How recorded traffic is read and replayed."""
+    """The traffic."""
 
     mapping: MapOption = None
     skip_bad_lines: SkipBadLinesOption = False
@@ -129,7 +130,7 @@ class TrafficOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(TrafficOptions):
-    """What is replayed against a workload, and on which device.
+    """The replay.
 
     ``Annotated[ReplayOptions, {"speed", …}]`` is the group without some options (:func:`one_by_one`).
     """
@@ -166,6 +167,7 @@ class ReplayOptions(TrafficOptions):
 def one_by_one(command: Callable[..., Any]) -> Callable[..., Any]:
     """Expand each parameter of a command that is a dataclass of options into the single options.
 
+    The first line of the dataclass's docstring is their heading in ``--help``.
     ``Annotated[Group, {"name", ...}]`` excludes the named options of a group: they keep their defaults.
     """
     hints, groups = get_type_hints(command, include_extras=True), dict[str, tuple[Any, list[str]]]()
@@ -181,8 +183,11 @@ def one_by_one(command: Callable[..., Any]) -> Callable[..., Any]:
         shown = {one.name: one.default for one in fields(hint) if one.name not in excluded}
         groups[name] = hint, list(shown)
         for each, default in shown.items():
+            kind, option = get_args(own[each])
+            option = copy(option)  # several groups may share it
+            option.rich_help_panel = (hint.__doc__ or "Options").partition("\n")[0].rstrip(".")
             single[each] = inspect.Parameter(
-                each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=own[each]
+                each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
             )
 
     def call(**values: Any) -> Any:

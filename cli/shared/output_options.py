@@ -36,7 +36,7 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """Outputs in addition to the result's folder."""
+    """More outputs."""
 
     json_file: JsonOption = None
     junit: Annotated[

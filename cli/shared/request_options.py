@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillDown:
-    """The requests to explain; none by default."""
+    """Single requests."""
 
     request: Annotated[
         list[str] | None,

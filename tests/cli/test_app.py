@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -128,6 +129,21 @@ def test_every_command_has_a_description(command: str) -> None:
     assert f" {command} " in out and "--help" in out
     first = " ".join(out.split("\n\n")[1].split()).partition(".")[0]
     assert module.COMMANDS[command][1] == f"{first}.", "the line of the command in latfix --help"
+
+
+@pytest.mark.parametrize("command", ["", "traffic"])
+def test_no_description_of_a_command_is_cut_off(command: str) -> None:
+    assert "..." not in succeeded(cli(*command.split(), "--help")).partition("Commands:")[2]
+
+
+def test_the_options_of_an_address_are_apart_from_the_others() -> None:
+    text = succeeded(cli("diagnose", "--help"))
+    sections = dict(re.findall(r"^(\S[^\n]*):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL))
+    headings = ("Options", "The replay", "Single requests", "More outputs", "A service at an address")
+    assert [*sections] == ["Arguments", *headings, "The service's own recording"]
+    assert "--pid" in sections["A service at an address"] and "--gate" in sections["Options"]
+    options = re.findall(r"^  (?:-\w, )?--[\w-]+", text, re.MULTILINE)
+    assert len(options) == len(set(options)) > 40
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def convert_command(
     seed: Annotated[int, typer.Option(help="Seed of the random choices of --rate-factor.")] = 0,
     skip_bad_lines: options.SkipBadLinesOption = False,
 ) -> None:
-    """Write traffic in latfix's own format, changed as the options say.
+    """Write traffic in latfix's own format.
 
-    Options apply in this order: --map, --start/--end, --limit, --cap-gaps, --rate-factor, --repeat, --speed or
+    Options change it in this order: --map, --start/--end, --limit, --cap-gaps, --rate-factor, --repeat, --speed or
     --to-duration. The output's metadata lists them.
     """
     from latfix.traffic import transforms as transform
