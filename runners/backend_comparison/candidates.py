@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from latfix.adapter_api import Workload
-from latfix.config.tensorrt_requirements import driver_missing
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
 from latfix.runners.backends.onnx_export import Exported, dynamic_of, example_of, export, sizes_of
@@ -69,8 +68,7 @@ def _obstacle(adapter: Workload, backend: str) -> str:
     """Why the workload's model cannot run in a backend; empty if it may."""
     own = own_backend(adapter)
     if backend == TENSORRT:
-        on_gpu = "runs on a GPU, but this table compares backends on the CPU; latfix optimize tries fuse.tensorrt"
-        return backend_missing("tensorrt") or driver_missing() or on_gpu
+        return "runs on a GPU, but this table compares backends on the CPU; latfix optimize tries fuse.tensorrt"
     if backend == EAGER:
         return "the file holds no Python module"
     if own == onnx_runtime.BACKEND and backend != OPENVINO:

@@ -179,6 +179,7 @@ def test_reasons_why_backends_cannot_run_a_file(script_file: Path, tmp_path: Pat
     own = Candidate(backend="TorchScript", model=model)
     found = {one.backend: one.missing for one in candidates(adapter, own, [], tmp_path)}
     assert found["eager torch"] == "the file holds no Python module"
+    assert found["TensorRT"].startswith("runs on a GPU, but"), "no package would change that"
     assert all("not TorchScript" in found[name] for name in ("torch.export", "ONNX Runtime", "OpenVINO"))
 
 
