@@ -29,6 +29,8 @@ _MOST_RATE_WINDOWS = 120
 _MIN_COUNT_WINDOWS = 30
 _PERCENTILES = {"p1": 1, "p10": 10, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9}
 _TOP_VALUES = 5
+#: Gaps that vary less are more regular than random ones by two standard errors, with as few requests as are judged.
+_RANDOM_CV = 0.7
 #: The tail decides only if gaps vary this much more than those of independent arrivals.
 _MIN_TAIL_CV = 1.2
 #: Log likelihood by which a heavy-tailed family must beat every light-tailed one.
@@ -297,12 +299,10 @@ def _classify(
             f"of independent arrivals (gap coefficient of variation {summary.cv:.2f}), with no period of which at "
             f"least {MIN_CYCLES} cycles were seen."
         )
+    random = "at random (Poisson-like)" if summary.cv >= _RANDOM_CV else "more evenly than at random"
     most = max(dispersion, key=lambda entry: entry.index, default=None)
-    varies = f"vary at most {most.index:.2g} times as much as" if most is not None else "do not vary more than"
-    return "steady", (
-        f"Counts {varies} those of independent arrivals, at every window (gap coefficient of variation "
-        f"{summary.cv:.2f})."
-    )
+    vary = "" if most is None else f"; their counts vary at most {most.index:.2g} times as much as random ones"
+    return "steady", f"Requests arrive {random}: gap coefficient of variation {summary.cv:.2f}{vary}."
 
 
 def _poisson_limit(entry: Dispersion) -> float:

@@ -82,6 +82,20 @@ def test_each_kind_of_traffic_is_classified(name: str, seed: int) -> None:
     assert any(character.isdigit() for character in shape.reason)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("poisson", "at random (Poisson-like)"),
+        ("few poisson", "at random (Poisson-like)"),
+        ("constant", "more evenly than at random"),
+        ("more regular than poisson", "more evenly than at random"),
+    ],
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steady_traffic_is_random_or_more_even(name: str, words: str, seed: int) -> None:
+    assert describe(KINDS[name][1](seed)).reason.startswith(f"Requests arrive {words}: gap coefficient of variation ")
+
+
 def test_a_period_is_found_to_a_hundredth() -> None:
     for seed in SEEDS:
         period = describe(periodic(7.3, 0.8)(seed)).period
