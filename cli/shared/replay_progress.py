@@ -83,7 +83,8 @@ class ReplayLines:
 
         again = bool(self._neighbors.samples)
         self._neighbors.look()
-        busy = last_takers(self._neighbors.samples) if again else self._busy
+        taken = last_takers(self._neighbors.samples) if again else ""
+        busy = taken and f"since the last replay began, {taken}" if again else self._busy
         if busy and not self._busy_said:
             self.say(f"The machine is busy: {busy}. Stop other processes, or expect noisy figures.")
         elif self._busy_said and not busy:

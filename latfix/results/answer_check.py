@@ -197,6 +197,7 @@ class BackendsTable(Document):
     :param requests: how many were served in each round.
     :param answers: what answers are compared as, and whether the model's answers depend on the batch.
     :param inputs: the detected inputs of a model file.
+    :param disturbed: how other processes disturbed the measurement, in words; empty if none is known.
     """
 
     SCHEMA: ClassVar[str] = "latfix.backends/1"
@@ -210,4 +211,5 @@ class BackendsTable(Document):
     batch_size: int
     answers: AnswerCheck | None = field(default=None, metadata=_WHERE_RUN)
     inputs: tuple[Any, ...] = ()
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     backends: tuple[BackendRow, ...]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, count, counted, interval, ratio, seconds, significant, visible
-from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, heading, safe
+from latfix.formatting import NONE, count, counted, interval, listed, ratio, seconds, significant, visible
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, heading, safe, warnings
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 
 #: Differences above this share of the largest number are more than the rounding of reordered sums.
@@ -32,15 +32,20 @@ def render_backends(found: BackendsTable) -> RenderableType:
             converted = "" if row.convert_s is None else f"* {seconds(row.convert_s)}"
             rows.append(["", Text(converted, style="dim"), *map(_ratio, ratios)])
     batched = f"in batches of {found.batch_size}"
-    columns = [Column("backend", right=False), Column("load", given_up=1), Column("one at a time"), Column(batched)]
+    columns = [Column("backend", right=False), Column("load", given_up=1)]
+    columns += [Column("requests, one at a time"), Column(f"requests, {batched}")]
+    slower = [row.backend for row in found.backends if _slower(row)]
     parts: list[RenderableType] = [
         safe(f"{found.workload}: its model in every backend that can run it here", "bold"),
+        *warnings([f"The machine was disturbed: {found.disturbed}."] if found.disturbed else []),
         Text(),
         FittedTable(columns, rows),
         Text(),
         safe(_fastest("one at a time", first, others, [row.single_speedup for row in others]), "bold"),
         safe(_fastest(batched, first, others, [row.batched_speedup for row in others]), "bold"),
     ]
+    if slower:
+        parts += [safe(f"{batched}: fewer requests than one at a time with {listed(slower)}", "bold", limit=400)]
     if others:
         parts += [heading(f"Answers, compared with those of {visible(first.backend)}")]
         parts += [Text.assemble(safe(f"  {row.backend}: "), _answers(row)) for row in others]
@@ -54,6 +59,12 @@ def render_backends(found: BackendsTable) -> RenderableType:
     parts += [Text(""), safe(_how(found), "dim", limit=1000)]
     parts += [Text.assemble("  input ", safe(line)) for line in found.inputs]
     return Portable(Group(*parts))
+
+
+def _slower(row: BackendRow) -> bool:
+    """True if it certainly serves fewer requests in batches than one at a time."""
+    alone, together = ((rate.ci95 if rate is not None else None) for rate in (row.single_rps, row.batched_rps))
+    return alone is not None and together is not None and together[1] < alone[0]
 
 
 def _fastest(how: str, first: BackendRow, others: Sequence[BackendRow], ratios: Sequence[Estimate | None]) -> str:

@@ -22,6 +22,8 @@ import numpy as np
 from latfix.config.workload_toml import WorkloadSpec, declared_outputs
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
 from latfix.files.atomic_write import write_json
+from latfix.profilers.causes.host.core_takers import last_takers
+from latfix.profilers.probes.neighbor_watch import NeighborWatch
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 from latfix.runners.backend_comparison.cold_load import last_line
 from latfix.runners.replay.run_session import installed_versions
@@ -136,7 +138,10 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
         names=adapter.output_names if isinstance(adapter, FileWorkload) else (),
         rules=declared_outputs(Path(job["folder"]), job["entry"]),
     )
+    watch = NeighborWatch({os.getpid()}, latfix={os.getppid()})
+    watch.look()
     served, check = serve(found, work, job["seconds"], job["seed"])
+    watch.look()
     return BackendsTable(
         workload=job["name"],
         entry=job["entry"],
@@ -147,6 +152,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
         batch_size=batch,
         answers=check,
         inputs=tuple(adapter.describe_inputs(traffic)) if isinstance(adapter, FileWorkload) else (),
+        disturbed=last_takers(watch.samples),
         backends=tuple(_row(candidate, served, found[0].backend, work) for candidate in found),
     )
 

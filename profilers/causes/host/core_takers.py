@@ -151,16 +151,17 @@ def disturbance(samples: Columns) -> str:
 
 
 def last_takers(readings: Sequence[tuple[int, str, float]]) -> str:
-    """What other processes used between the last two readings of a neighbor watch, as text; empty if hardly anything.
+    """What others used between the last two readings of a neighbor watch, as text; empty if hardly any or unknown.
 
     :param readings: :attr:`latfix.profilers.probes.neighbor_watch.NeighborWatch.samples`.
     """
+    if not readings:
+        return ""
     at, series, value = zip(*readings, strict=True)
     columns = {"t_ns": np.array(at), "series": np.array(series, dtype=object), "value": np.array(value)}
     takers = tuple(taker for taker in core_takers(columns, np.array(at[-1:]), np.ones(1, np.int64)) if taker.outside)
     taken = sum(taker.cores for taker in takers)
-    words = f"since the last replay began, others used {significant(taken, 2)} cores ({describe_takers(takers)})"
-    return words if taken >= _TAKEN else ""
+    return f"others used {significant(taken, 2)} cores ({describe_takers(takers)})" if taken >= _TAKEN else ""
 
 
 def disturbed_replays(found: Sequence[str]) -> str:

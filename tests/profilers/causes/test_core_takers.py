@@ -156,7 +156,8 @@ def test_several_replays_say_how_many_were_disturbed() -> None:
 
 def test_the_last_readings_of_a_watch_name_the_neighbors_of_that_time() -> None:
     hog = [(1 * S, ALL_SERIES, 0.0), (2 * S, ALL_SERIES, 1.2 * S), (2 * S, "other.77.stress.spent_ns", 1.2 * S)]
-    assert last_takers(hog) == "since the last replay began, others used 1.2 cores (stress (process 77), 1.2 cores)"
+    assert last_takers(hog) == "others used 1.2 cores (stress (process 77), 1.2 cores)"
+    assert last_takers([]) == "", "none can be seen"
     assert last_takers([*hog, (4 * S, ALL_SERIES, 0.2 * S)]) == "", "a tenth of a core, after the hog"
 
 

@@ -40,10 +40,23 @@ def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, 
     return printed(render_backends(BackendsTable.from_json(document)), width=width, color=color, encoding=encoding)
 
 
+def test_batches_that_serve_fewer_requests_are_named() -> None:
+    fewer = {"batched_rps": {"value": 60.0, "ci95": [50.0, 70.0]}}
+    text = in_one_line(shown(row("ONNX Runtime", **fewer, **faster(1.0, 0.9, 1.1))))
+    assert "in batches of 8: fewer requests than one at a time with ONNX Runtime" in text
+    assert "fewer requests" not in shown()
+
+
+def test_a_disturbed_machine_is_said() -> None:
+    assert "! The machine was disturbed: others used 1.2 cores." in shown(disturbed="others used 1.2 cores")
+    assert "disturbed" not in shown()
+
+
 def test_every_figure_is_there() -> None:
     text = shown(row("ONNX Runtime", convert_s=31.0, deviation=3e-7, **faster(2.5, 2.1, 2.9)))
     for words in (
-        "in batches of 8",
+        "requests, one at a time",
+        "requests, in batches of 8",
         "120/s [110, 130]",
         "1.50 s",
         "* 31.0 s",
