@@ -144,12 +144,12 @@ def percent(value: object) -> str:
 
 
 def interval(bounds: object) -> str:
-    """``[180, 240]``; ``≥ 180`` if only the lower bound is known, else a dash if a bound is missing.
+    """``[180, 240]``; ``≥ 180`` if only a lower bound above 0 is known, else a dash if a bound is missing.
 
     ``unbounded`` if the ends are so far apart that they tell nothing: two rounds that differ by a large factor.
     """
     pair = interval_bounds(bounds)
-    if pair is None and (low := lower_end(bounds)) is not None:
+    if pair is None and (low := lower_end(bounds)):
         return f"≥ {significant(low)}"
     if pair is not None and 0 < _UNBOUNDED * pair[0] < pair[1]:
         return "unbounded"
@@ -173,7 +173,7 @@ def uncertain_bounds(bounds: object) -> str:
     """``572 to 1,910``; ``up to 606`` if the lower end is not above 0, ``at least 572`` if the upper end is open."""
     pair = interval_bounds(bounds)
     if pair is None:
-        return NONE if (low := lower_end(bounds)) is None else f"at least {significant(low)}"
+        return f"at least {significant(low)}" if (low := lower_end(bounds)) else NONE
     first, last = map(significant, pair)
     return f"{first} to {last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"
 

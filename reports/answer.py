@@ -13,11 +13,11 @@ from pathlib import Path
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LOST,
+    NONE,
     counted,
     finite,
     interval_bounds,
     key_label,
-    lower_end,
     milliseconds,
     percent,
     percentile_label,
@@ -100,9 +100,9 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     key, lines = focus_key(found), []
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
-        if bounds is not None and finite(value) is not None and lower_end(bounds) is not None:
-            words = f"{uncertain_bounds(bounds)} ms, from {_sample(found)}"
-            lines += [Line(label="95 % interval", words=words), *_restarts(found), *_recorded(found)]
+        if finite(value) is not None and (known := uncertain_bounds(bounds)) != NONE:
+            lines.append(Line(label="95 % interval", words=f"{known} ms, from {_sample(found)}"))
+        lines += [*_restarts(found), *_recorded(found)]
         lines += _objective(GateSubject.from_diagnosis(found), key, found.slo_ms)
         lines += _reasons(found)
         if found.incident is not None:

@@ -68,6 +68,7 @@ def test_an_interval_without_two_numbers_is_a_dash(bounds: object) -> None:
 def test_an_interval_with_an_open_upper_end_shows_the_lower_one(end: float | None) -> None:
     assert figures.interval((28.8, end)) == "≥ 28.8"
     assert figures.uncertain_bounds((28.8, end)) == "at least 28.8"
+    assert figures.interval((0.0, end)) == figures.uncertain_bounds((0.0, end)) == "–", "it bounds nothing"
 
 
 def test_an_interval_that_bounds_nothing_is_called_that() -> None:

@@ -161,6 +161,19 @@ def test_an_open_interval_is_in_the_markdown(ordinary: Session) -> None:
     assert "| ≥ 16.5 |" in markdown(read_summary(found.to_json(), command="diagnose", workload="w"))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "known"),
+    [((0.0, math.inf), ""), ((16.5, math.inf), "at least 16.5 ms, "), ((0.0, 40.0), "up to 40.0 ms, ")],
+)
+def test_an_interval_that_bounds_nothing_is_not_shown(
+    bounds: tuple[float, float], known: str, ordinary: Session
+) -> None:
+    """As of three requests."""
+    found = replace(ordinary[1], latency_ci95_ms={"p99": bounds})
+    shown = words(diagnosis_answer(found), "95 % interval")
+    assert shown.startswith(known) and bool(shown) == bool(known)
+
+
 def test_what_is_known_of_unexplained_time_behind_an_address_is_shown(ordinary: Session) -> None:
     found = ordinary[1]
     rest = replace(
