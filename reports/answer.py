@@ -146,9 +146,8 @@ def _objective(subject: GateSubject, key: str, limit_ms: float | None) -> Iterat
     result = evaluate(parse_gate(_goal(key, limit_ms)), subject)
     words = f"{key_label(key)} {milliseconds(value)}, limit {milliseconds(limit_ms)}"
     if result.passed is None:
-        more = result.more_requests
-        decides = f", about {counted(more, 'more request')} would decide it" if more else ""
-        yield Line(label="objective", words=f"{words}: undecided{decides}", severity="warn")
+        why = result.reason.partition(f"limit {result.gate.show(limit_ms)}")[2].lstrip(",: ") or result.reason
+        yield Line(label="objective", words=f"{words}: undecided, {why}", severity="warn")
     elif result.passed:
         yield Line(label="objective", words=f"{words}: met", severity="good")
     else:

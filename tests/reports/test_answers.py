@@ -254,6 +254,7 @@ def test_the_objective_is_judged_by_the_interval(
     answer = diagnosis_answer(replace(ordinary[1], slo_ms=limit_ms))
     (line,) = (line for line in answer.lines if line.label == "objective")
     assert line.words.startswith(f"p99 361 ms, limit {limit_ms:.0f} ms: {outcome}") and line.severity == severity
+    assert (", 95 % interval " in line.words and "would decide" in line.words) == (outcome == "undecided")
     assert words(answer, "gates").endswith(f"add --gate 'p99<{limit_ms:.0f}ms'")
     summary = read_summary(replace(ordinary[1], slo_ms=limit_ms).to_json(), command="diagnose", workload="w")
     assert f"**objective** p99 361 ms, limit {limit_ms:.0f} ms: {outcome}" in markdown(summary)
