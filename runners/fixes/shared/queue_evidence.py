@@ -183,7 +183,7 @@ def choose_ageing_ms(
     best = min(p99 for _, p99, _ in tried)
     good = [one for one in tried if one[1] <= _AS_GOOD * best]
     chosen = max(good) if schedule == "arrival" else min(good, key=lambda one: one[2])
-    return max(round(chosen[0] / 1e6, 3), 0.001)
+    return max(float(f"{chosen[0] / 1e6:.3g}"), 0.001)
 
 
 def _simulated(
