@@ -18,6 +18,10 @@ from latfix.gates.reference_level import Level
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 
+#: A tail within this share of the median is steady, whatever its causes.
+HARDLY_ABOVE = 0.15
+#: Unexplained share of the excess from which no cause is named.
+MOST_UNEXPLAINED = 0.25
 #: Number of causes that a notebook shows.
 _SHOWN = 10
 #: Least share of the slowest requests' excess for a cause to be reported.

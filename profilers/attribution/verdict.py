@@ -18,7 +18,7 @@ from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.evidence.device_idle import idle_ns
 from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, serves
 from latfix.profilers.evidence.units import Evidence, first_uses_slow, late_shapes
-from latfix.results.diagnosis import CauseSummary, Losses
+from latfix.results.diagnosis import HARDLY_ABOVE, MOST_UNEXPLAINED, CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
 from latfix.run_record.live_record import LIVE
 from latfix.run_record.run_meta import RunMeta
@@ -26,15 +26,13 @@ from latfix.run_record.run_record import RunRecord
 from latfix.statistics.percentiles import percentile_key
 
 STEADY, INCONCLUSIVE, LOSING = "steady", "inconclusive", "losing"
-#: A tail within this share of the median is not jitter, whatever its causes ...
-_HARDLY_ABOVE = 0.15
-#: ... unless the median itself is this many times the reference.
+#: A median that is this many times the reference is not steady.
 _MOSTLY_WAITING = 2.0
-_MOST_UNEXPLAINED = 0.25
 #: Error of the milliseconds attributed to one request.
 _NOISE_MS = 0.1
 #: If no cause is named, a tail up to this many times the median, apart from waits by chance, is steady.
 _NEAR = 2.0
+#: More than half: of a wait, of the tail's excess, of a batch's time.
 _MOSTLY = 0.5
 #: The sentence also mentions an uncertain cause that is this many times larger than the named one.
 _MUCH_LARGER = 2.0
@@ -46,8 +44,6 @@ _FEW_IN_TAIL = 10
 #: Prefix of causes of first use, and the share of the tail from which a missing warm-up is worth a warning.
 _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05
-#: Share of a batch's time from which the device mostly waits.
-_MOSTLY = 0.5
 #: Share of the new shapes in the run's second half from which warm-up would not have run most.
 _KEPT_COMING = 1 / 3
 #: Its main process opens the socket without the protocol's number, and asyncio then does not set TCP_NODELAY.
@@ -190,16 +186,16 @@ def _of_the_tail(
     opening = f"{about}, {ratio:.1f}x the median"
     top = max((cause for cause in causes if cause.named), key=lambda cause: cause.tail_ms, default=None)
     longer = tail.mean_ms - median
-    close = longer <= max(_HARDLY_ABOVE * median, _NOISE_MS)
+    close = longer <= max(HARDLY_ABOVE * median, _NOISE_MS)
     # Requests that are all alike may still all be late: a queue that never empties, a timer for every batch.
     if close and (top is None or median <= _MOSTLY_WAITING * (tail.mean_ms - tail.excess_ms)):
         extra = ""
         if top is not None and (shared := top.tail_ms - longer) > longer:  # typical requests have that, too
             extra = f"; {milliseconds(shared)} of every request is {CATALOGUE[top.cause].happened}"
-        much = "hardly" if longer <= _HARDLY_ABOVE * median else f"{milliseconds(longer)}"
+        much = "hardly" if longer <= HARDLY_ABOVE * median else f"{milliseconds(longer)}"
         return STEADY, f"{opening}: steady, slow requests take {much} longer than typical ones{extra}."
     unexplained = _tail_ms(causes, UNEXPLAINED)
-    if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
+    if abs(unexplained) > max(MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
         return INCONCLUSIVE, f"{opening}; {_doubt(unexplained, tail, top)}"
     # Waits by chance belong to the requested load.
     waited = max(_tail_ms(causes, _CHANCE), 0.0)
@@ -254,7 +250,7 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail, median: float, at_once:
             "cause each other by chance"
         )
     largest = max(causes, key=lambda cause: cause.tail_ms, default=None)
-    if largest is not None and largest.tail_share > _MOST_UNEXPLAINED and largest.cause in MACHINE_CAUSES:
+    if largest is not None and largest.tail_share > MOST_UNEXPLAINED and largest.cause in MACHINE_CAUSES:
         how = ""
         if at_once:
             how = f", in one moment that all {counted(tail.inside, 'slow request')} share"
@@ -327,7 +323,7 @@ def warnings(
         )
     notes += _failed_batches(record, n)
     unexplained = _tail_ms(causes, UNEXPLAINED)
-    if unexplained < -_MOST_UNEXPLAINED * max(tail.excess_ms, 0.0) - 0.1:
+    if unexplained < -MOST_UNEXPLAINED * max(tail.excess_ms, 0.0) - 0.1:
         notes.append(
             f"The causes claim {milliseconds(-unexplained)} more than the excess of slow requests over the reference."
         )

@@ -14,7 +14,15 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
 from latfix.formatting import clipped, count, from_ns, milliseconds, percent, significant, tail_words
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.recordings.devices.step_ledger import StepLedger
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
+from latfix.results.diagnosis import (
+    HARDLY_ABOVE,
+    MOST_UNEXPLAINED,
+    CauseSummary,
+    Diagnosis,
+    Ledger,
+    Source,
+    UnitLedger,
+)
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 
 #: Minimum share of a named cause: of the excess (or of a single step), and, with several steps, of the median.
@@ -22,9 +30,6 @@ _LEAST_SHARE, _LEAST_OF_MEDIAN = 0.05, 0.01
 #: Minimum numbers of slow and of quiet steps for resampling.
 _LEAST_DRAWN = 3
 _REPLICATES = 200
-_MOST_UNEXPLAINED = 0.25
-#: Slow steps this close to the median are steady.
-_HARDLY_ABOVE = 0.15
 _SHOWN, _NAMES = 20, 3
 #: Minimum number of steps for intervals of percentiles.
 _LEAST_SUMMARIZED = 8
@@ -263,9 +268,9 @@ def _verdict(
         opening = (
             f"The {tail_words(percentile)} of steps take {milliseconds(at_ms)}, {at_ms / median:.1f}x the median"
         )
-        if excess_ms + reference_ms - median <= _HARDLY_ABOVE * median:
+        if excess_ms + reference_ms - median <= HARDLY_ABOVE * median:
             return "steady", f"{opening}: steady, slow steps take hardly longer than typical ones."
-    if abs(unknown) > _MOST_UNEXPLAINED * excess_ms:
+    if abs(unknown) > MOST_UNEXPLAINED * excess_ms:
         return "inconclusive", (
             f"{opening}; the recording does not explain {milliseconds(unknown)} of it, too much to name a cause."
         )

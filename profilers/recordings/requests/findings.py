@@ -20,7 +20,15 @@ from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.attribution.verdict import describe_part
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
+from latfix.results.diagnosis import (
+    HARDLY_ABOVE,
+    MOST_UNEXPLAINED,
+    CauseSummary,
+    Diagnosis,
+    Ledger,
+    Source,
+    UnitLedger,
+)
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
@@ -36,13 +44,14 @@ _BLOCKS, _REPLICATES, _SAMPLE = 2_000, 400, 100_000
 _IN_TAIL = 20
 #: Minimum size of a named cause, in milliseconds and as a share of p50.
 _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
-_MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
+#: Unexplained milliseconds that are noise.
+_NOISE_MS = 1.0
 #: Limits in milliseconds are at most this share of p50: a service may answer within microseconds.
 _OF_FAST = 0.1
 #: Unexplained share of the excess from which unread columns are pointed out.
 _WORTH_READING = 0.1
-#: A tail this close to the median is steady, unless the median is ``_MOSTLY_WAITING`` times the reference.
-_HARDLY_ABOVE, _MOSTLY_WAITING = 0.15, 2.0
+#: A median that is this many times the reference is not steady.
+_MOSTLY_WAITING = 2.0
 #: Recordings with fewer requests get a warning.
 _FEW = 100
 _SLOWEST = 10
@@ -257,15 +266,15 @@ def _verdict(
     # The percentile may be the fastest of the slow requests: with a cause, their mean counts.
     mean_ms = reference_ms + excess_ms
     slow_ms = at_ms if top is None else max(at_ms, mean_ms)
-    close = slow_ms - p50_ms <= _HARDLY_ABOVE * p50_ms
+    close = slow_ms - p50_ms <= HARDLY_ABOVE * p50_ms
     # Similar latencies may still all be late, as in a queue that never empties.
     if close and (top is None or p50_ms <= _MOSTLY_WAITING * reference_ms):
         carried = f"; all include {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
         longer = "slow requests take hardly longer than typical ones"
-        if mean_ms - p50_ms > _HARDLY_ABOVE * p50_ms:
+        if mean_ms - p50_ms > HARDLY_ABOVE * p50_ms:
             longer = f"although the requests beyond take {milliseconds(mean_ms)} on average"
         return "steady", f"{opening}: steady, {longer}{carried}."
-    if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, min(_NOISE_MS, _OF_FAST * p50_ms)):
+    if abs(unexplained) > max(MOST_UNEXPLAINED * excess_ms, min(_NOISE_MS, _OF_FAST * p50_ms)):
         known = f" Of the known part, {describe_part(words[top.cause], top, excess_ms)}." if top else ""
         return "inconclusive", (
             f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and the recording does not "
