@@ -178,8 +178,8 @@ _KNOWN: tuple[KnownCause, ...] = (
         "host.slowdown",
         "modelled",
         "more CPU time than the same work usually takes",
-        happened="the core working slower than usual",
-        behind="one whose core worked slower than usual",
+        happened="work taking more CPU time than usual",
+        behind="one that took more CPU time than usual",
     ),
     KnownCause(
         "numerics.denormals",

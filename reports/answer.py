@@ -215,7 +215,7 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
         reason = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
         takers = [each.rpartition(", ")[0] or each for each in cause.culprit.split("; ")]  # without their cores
         if cause.culprit and not all(taker in found.disturbed for taker in takers):
-            reason += f"; cores used by {cause.culprit}"
+            reason += f"; {'cores used by' if cause.cause == 'host.contention' else 'mostly at'} {cause.culprit}"
         part = f", {percent(cause.share)} of {whole}" if found.is_timed else ""
         words = f"{cause.cause}{part}: {reason}"
         if number and is_replay(found):

@@ -304,7 +304,8 @@ def _slow_line(diagnosis: Diagnosis) -> str:
     more = [line.slow_ms - line.typical_ms for line in diagnosis.lines]
     largest = diagnosis.causes[0] if diagnosis.causes else None
     if largest is None or not largest.cause.startswith(_OF_CODE):
-        return ""
+        own = largest is not None and largest.cause == diagnosis.verdict == "host.slowdown" and largest.culprit
+        return f"Look at {own}: its work took longer." if own else ""
     # The tail's own time, if it all passed at the line, as a mean over the slowest twentieth of units.
     passed = largest.own_ms * (100.0 - diagnosis.percentile) / 5.0
     if diagnosis.verdict not in ("inconclusive", largest.cause) or not more:

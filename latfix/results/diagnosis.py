@@ -64,7 +64,8 @@ class CauseSummary(Document):
     :param whatif_ms: percentiles predicted with the cause removed.
     :param fixes: ids of fixes that treat it.
     :param active: when it was active; ``None`` if not analyzed.
-    :param culprit: what held the resource that the requests waited for, in words; empty if unknown.
+    :param culprit: what held the resource that the requests waited for, in words, or the slow line of the user's
+        code; empty if unknown.
     """
 
     cause: str

@@ -76,7 +76,7 @@ def summarize_cause(
         requests=requests,
         evidence=cause.describe(evidence, figures),
         whatif_ms=whatif_ms,
-        fixes=() if evidence.setup.outside else applicable(cause.fixes, meta),
+        fixes=() if evidence.setup.outside or not cause.treatable(evidence) else applicable(cause.fixes, meta),
         culprit=cause.culprit(evidence),
     )
 

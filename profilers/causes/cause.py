@@ -131,7 +131,9 @@ class Cause:
     :param outside: its claim on a service behind an address, known only from its client and the kernel's counters.
     :param outside_sentence: its evidence there; ``sentence`` if ``None``.
     :param outside_needs: whether what that claim reads was recorded; a cause without it is unknown, not absent.
-    :param culprit: which process or thread held what was waited for; empty if unknown.
+    :param culprit: which process or thread held what was waited for, or which line of the adapter's code worked;
+        empty if unknown.
+    :param treatable: whether the fixes can reach it in a run.
     """
 
     id: str
@@ -142,6 +144,7 @@ class Cause:
     outside_sentence: Callable[[Evidence, TailFigures], str] | None = None
     outside_needs: Callable[[Evidence], bool] = lambda _evidence: True
     culprit: Callable[[Evidence], str] = lambda _evidence: ""
+    treatable: Callable[[Evidence], bool] = lambda _evidence: True
 
     def describe(self, evidence: Evidence, figures: TailFigures) -> str:
         """The evidence sentence for a run."""

@@ -20,6 +20,8 @@ _SLOW, _TYPICAL = 0.95, 0.5
 #: Least samples in slow units, and least difference, of a line.
 _FEWEST, _LEAST_MS = 3, 0.05
 _LINES = 12
+#: Share of the sampled time that is at the main line.
+_MOSTLY = 0.5
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
@@ -84,6 +86,28 @@ def slow_lines(times: Sequence[StackTime], workload_folder: str) -> tuple[CodeLi
     found = [line for line in found if line.looks >= _FEWEST and line.slow_ms - line.typical_ms >= _LEAST_MS]
     found.sort(key=lambda line: line.typical_ms - line.slow_ms)
     return tuple(found[:_LINES])
+
+
+def main_line(evidence: Evidence, name: str, weight: Ints) -> str:
+    """``svc.py:13 (Ranker.prepare)``: the user's line with most of the sampled time of a kind of unit; else empty.
+
+    :param weight: of each unit called ``name``, such as its excess.
+    """
+    stacks, home = evidence.setup.stacks, evidence.setup.workload_folder
+    role = next(role for role, units in _UNITS.items() if name in units)
+    row, stack, spent_ns = _looks(evidence, role, evidence.units[name])
+    inside = (weight[row] > 0) & (stack >= 0) & (stack < len(stacks))
+    spent = np.bincount(stack[inside], spent_ns[inside] * (weight[row[inside]] / 1e9), minlength=len(stacks))
+    lines, functions = dict[str, float](), dict[str, str]()
+    for k in np.unique(stack[inside]).tolist():
+        file, line, function, _ = _own_line(stacks[k], home)
+        place = f"{file}:{line}"
+        lines[place] = lines.get(place, 0.0) + float(spent[k])
+        functions[place] = min(functions.get(place, function), function, key=len)  # not a comprehension on the line
+    most = max(lines, key=lambda place: lines[place], default="")
+    if np.count_nonzero(inside) < _FEWEST or lines[most] <= _MOSTLY * sum(lines.values()):
+        return ""
+    return f"{most} ({functions[most]})"
 
 
 def _looks(evidence: Evidence, role: str, unit: Unit) -> tuple[Ints, Ints, Ints]:

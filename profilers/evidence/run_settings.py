@@ -35,6 +35,7 @@ class Setup:
     :ivar overlapped: batches were taken, and copied to the device, while others computed.
     :ivar device_profile: device activity of a few profiled batches; ``None`` if unknown.
     :ivar device_waits: lines of the model's code at which the host waits for the device.
+    :ivar stacks: sampled stacks, innermost frame first; ``workload_folder`` the folder with the user's own files.
     :ivar servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
         latfix's own runner; ``outside`` True for the former. ``rule`` how they gather batches, if they do.
         ``outside_ns`` time of a request before and after its server. ``behind`` names the processes that accept its
@@ -94,6 +95,7 @@ class Setup:
         self.overlapped = overlapped or rule is not None or until_first
         self.device_profile = DeviceProfile.of(meta.device_profile)
         self.device_waits = meta.device_waits
+        self.stacks, self.workload_folder = meta.stacks, meta.workload_folder
         self.copy_costs = _copy_costs(calibration)
         self.worker_devices = meta.worker_devices
         self.places = settings.places

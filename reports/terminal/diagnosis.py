@@ -388,7 +388,7 @@ def _what_to_do(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 
 def _cause_advice(entry: CauseAdvice) -> Text:
     words = f": {entry.words}. " if entry.words else ": "
-    text = Text.assemble(safe(entry.cause, "bold"), words, safe(entry.evidence, limit=500))
+    text = Text.assemble(safe(entry.cause, "bold"), words, safe(entry.evidence, limit=700))
     if entry.predicted:
         text.append(f"\nwithout it {entry.focus} {entry.now} -> {entry.predicted} ms (predicted)")
     if entry.fixes:

@@ -78,7 +78,7 @@ def test_a_steady_sentence_mentions_the_machines_noise() -> None:
     little = {int(k): ("cpu", float(rng.uniform(1.0, 5.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
     diagnosis = diagnose(simulate(n=1500, arrivals_ms=np.arange(1500) * 13.0, compute_faults=little))
     assert diagnosis.verdict == "steady"
-    assert "the core working slower than usual, by a little in many requests" in diagnosis.sentence
+    assert "work taking more CPU time than usual, by a little in many requests" in diagnosis.sentence
 
 
 @pytest.mark.parametrize("limit", [100, 0], ids=["at-once", "in-pieces"])
