@@ -289,8 +289,9 @@ def _more_data(diagnosis: Diagnosis) -> str:
         and (dark or not by_chance)
     ):
         why = "Too much of the tail is unexplained to name its cause" if dark else "Nothing that is known stands out"
-        more = "columns (queue, dependencies, sizes: --map), or spans"
-        return f"{why}: use a log with finer times or more {more}."
+        # With too coarse times, a note asks for finer ones.
+        queue = "" if "queue" in diagnosis.stages_ms else "queue, "
+        return f"{why}: use a log with more columns ({queue}dependencies, sizes: --map), or spans."
     replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
     longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
     if largest is None:

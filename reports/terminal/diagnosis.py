@@ -102,8 +102,10 @@ def render_diagnosis(
     rest = [*_units(diagnosis)]
     if verbose:
         rest += [*_lines(diagnosis), *_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
+    columns = dict(read_words(diagnosis)).get("columns", "")
+    roles = [safe(f"columns: {columns}", "dim", limit=300)] if columns and not verbose else []
     parts: list[tuple[str, Sequence[RenderableType]]] = [
-        ("", [_title(diagnosis), *warnings(diagnosis.notes), *latencies]),
+        ("", [_title(diagnosis), *roles, *warnings(diagnosis.notes), *latencies]),
         ("" if diagnosis.verdict == "losing" else _LOSSES, losses),
         ("", tail),
         (_OVER_TIME, list(_over_time(diagnosis, verbose=verbose)) if some else []),

@@ -174,7 +174,10 @@ def test_where_time_passes_in_the_users_code_is_what_to_look_at(
 def test_a_log_needs_more_columns_or_more_time(ordinary: Session) -> None:
     source, known = Source(kind="requests", path="access.log"), ordinary[1].causes[0]
     found = replace(ordinary[1], verdict="inconclusive", source=source, service=None, lost=())
-    for low, words in ((0.0, "Record for longer: that decides whether it is"), (8.0, "a log with finer times")):
+    for low, words in (
+        (0.0, "Record for longer: that decides whether it is"),
+        (8.0, "a log with more columns (dependencies"),
+    ):
         cause = replace(known, tail_ms=10.0, tail_share=0.8, ci95_ms=(low, 20.0))
         advice = closing_advice(replace(found, causes=(cause,)))
         assert words in advice and "unexplained" not in advice

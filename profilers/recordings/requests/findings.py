@@ -46,6 +46,8 @@ _IN_TAIL = 20
 _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
 #: Unexplained milliseconds that are noise.
 _NOISE_MS = 1.0
+#: Unexplained time is mostly a wait behind others from this share.
+_MOSTLY = 0.5
 #: Limits in milliseconds are at most this share of p50: a service may answer within microseconds.
 _OF_FAST = 0.1
 #: Unexplained share of the excess from which unread columns are pointed out.
@@ -276,9 +278,15 @@ def _verdict(
         return "steady", f"{opening}: steady, {longer}{carried}."
     if abs(unexplained) > max(MOST_UNEXPLAINED * excess_ms, min(_NOISE_MS, _OF_FAST * p50_ms)):
         known = f" Of the known part, {describe_part(words[top.cause], top, excess_ms)}." if top else ""
+        behind = next((each.propagated_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
+        why = f"the recording does not explain {milliseconds(unexplained)} of it"
+        if behind > _MOSTLY * unexplained > 0:
+            why = (
+                f"{milliseconds(behind)} of it is waiting behind requests whose own service took longer; the "
+                "recording does not show why"
+            )
         return "inconclusive", (
-            f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and the recording does not "
-            f"explain {milliseconds(unexplained)} of it.{known}"
+            f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and {why}.{known}"
         )
     if top is not None:
         return top.cause, f"{opening}: {describe_part(words[top.cause], top, excess_ms)}."

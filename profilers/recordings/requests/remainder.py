@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Ints
-from latfix.formatting import share, shown
+from latfix.formatting import counted, share, shown, significant
 from latfix.profilers.over_time.level_shift import raised_stretch
+from latfix.profilers.recordings.requests.shared_stalls import regular_interval
 from latfix.statistics.distributions import poisson_at_least
 
 Codes = npt.NDArray[np.int32] | Ints
@@ -20,6 +21,8 @@ NOTHING_KNOWN = "nothing in the recording accounts for it"
 _MOST, _OVER, _CHANCE = 0.5, 2.0, 1e-3
 #: Half of the slowest came together if they are at least so many, and all requests meanwhile at most this share.
 _LEAST_TOGETHER, _SHORT = 10, 0.1
+#: A request is slow if it has this share of what half of the unexplained time exceeds.
+_STRIKE = 0.25
 #: Values of a column from which each may stand for a single request.
 _MOST_VALUES = 1_000
 
@@ -44,6 +47,27 @@ def remainder_words(
     if arrival_ns is not None:
         found.append(_when(rest_ns, slow, arrival_ns))
     return "; ".join([opening, *filter(None, found)]) + "."
+
+
+def rhythm(rest_ns: Ints, arrival_ns: Ints | None) -> str:
+    """How many requests, or how much time, is between turns of slow requests; empty if they come without a rhythm.
+
+    :param rest_ns: as for :func:`remainder_words`, of all requests of a stretch; ``arrival_ns`` likewise.
+    """
+    beyond = np.maximum(rest_ns - np.median(rest_ns), 0)
+    largest = np.sort(beyond)[::-1]
+    half = int(np.searchsorted(largest.cumsum(), largest.sum() / 2))
+    slow = np.flatnonzero(beyond >= max(_STRIKE * largest[half], 1))
+    found = list[str]()
+    for at, unit in ((slow, " requests"), (None if arrival_ns is None else arrival_ns[slow] / 1e9, " s")):
+        if at is None or len(at) < 2:
+            continue
+        gaps = np.diff(at)
+        begins = at[np.concatenate([[True], gaps > gaps.mean() / 2])]  # those of one turn come together
+        if every := regular_interval(begins):
+            opening = "" if found else f"{counted(round(len(slow) / len(begins)), 'slow request')} every "
+            found.append(opening + (f"{every:,.0f}" if at is slow else significant(every)) + unit)
+    return ", or ".join(found)
 
 
 def _of_value(name: str, codes: Codes, slow: Ints, values: Sequence[str]) -> str:

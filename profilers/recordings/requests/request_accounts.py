@@ -29,7 +29,7 @@ from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import fit_work_model, folds_of
 from latfix.profilers.evidence.work_shapes import Sample, Term, earned_terms, of_requests
 from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
-from latfix.profilers.recordings.requests.remainder import NOTHING_KNOWN, remainder_words
+from latfix.profilers.recordings.requests.remainder import NOTHING_KNOWN, remainder_words, rhythm
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
@@ -780,7 +780,24 @@ class _Ledger:
         opening = NOTHING_KNOWN
         if self.answer is not None:
             opening = f"{_measured(self.answer)}; here without what inputs or a queue explain"
-        return remainder_words(self.extras(some)[self.rest], tail_share, arrival, labels, opening)
+        rest = self.extras(some)[self.rest]
+        first = slice(0, _SEARCHED)
+        found = [
+            self._slow_service(rest, self.base[some]),
+            rhythm(self.extras(first)[self.rest], self.arrival[first] if table.timed else None),
+        ]
+        opening = "; ".join([opening, *filter(None, found)])
+        return remainder_words(rest, tail_share, arrival, labels, opening)
+
+    def _slow_service(self, rest: Ints, service: Ints) -> str:
+        """What others waited behind, if their wait is known: half of the unexplained time is in longer services."""
+        weight = np.maximum(rest - self.scatter_ns, 0)
+        if self._queued is None or not weight.any():
+            return ""
+        order = np.argsort(service, kind="stable")
+        running = np.cumsum(weight[order])
+        long = float(service[order][int(np.searchsorted(running, running[-1] / 2))])
+        return f"services that are slow themselves take about {from_ns(long)}, typical ones {from_ns(self.typical)}"
 
 
 def _measured(part: Ints) -> str:

@@ -115,10 +115,19 @@ def _prompt_then(firsts: Ints, came: Ints, steps: EngineSteps | None, begin: int
 
 def times_words(moments: Ints) -> str:
     """``24 times``; with the time from one stall to the next if that is nearly always the same."""
-    apart = np.diff(np.sort(moments).astype(np.float64))
+    every = regular_interval(np.sort(moments))
+    return f"{len(moments)} times{f', every {seconds(every / 1e9)},' if every else ''}"
+
+
+def regular_interval(moments: Ints | Floats) -> float:
+    """The mean interval of ascending moments if nearly all are alike, else 0.
+
+    Those of independent events are exponential: one in 29 is within a twentieth of their median.
+    """
+    apart = np.diff(moments).astype(np.float64)
     usual = float(np.median(apart)) if len(apart) >= _LEAST_APART else 0.0
-    regular = usual > 0 and np.mean(np.abs(apart - usual) <= _NEARLY * usual) >= _REGULAR
-    return f"{len(moments)} times{f', every {seconds(usual / 1e9)},' if regular else ''}"
+    alike = np.abs(apart - usual) <= _NEARLY * usual
+    return float(apart[alike].mean()) if usual > 0 and alike.mean() >= _REGULAR else 0.0
 
 
 def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[Ints, Ints, Ints]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.remainder import remainder_words
+from latfix.profilers.recordings.requests.remainder import remainder_words, rhythm
 from latfix.reports.answer import diagnosis_answer
+from latfix.reports.terminal.diagnosis import render_diagnosis
 
 N, VALUES = 2_000, ("a", "b", "c", "d")
 
@@ -50,6 +56,58 @@ def test_a_longer_time_is_a_level() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_stands_out_in_chance(seed: int) -> None:
     assert words(seed) == "nothing in the recording accounts for it."
+
+
+@pytest.mark.parametrize(
+    ("slow", "found"),
+    [
+        (lambda k, _: k % 60 == 7, "1 slow request every 60 requests"),
+        (lambda k, _: (k % 200 < 6) & (k // 200 != 3), "6 slow requests every 200 requests"),
+        (lambda _, s: np.diff(s // 4.0, prepend=0) > 0, "1 slow request every 4.00 s"),
+    ],
+    ids=["each", "in turns, one missed", "by the clock"],
+)
+def test_a_rhythm_of_slow_requests_is_found(slow: Callable[[Ints, Floats], Bools], found: str) -> None:
+    rng = np.random.default_rng(3)
+    arrival = np.cumsum(rng.exponential(0.05, N))
+    rest = rng.lognormal(15, 0.3, N) + np.where(slow(np.arange(N), arrival), 2e8, 0)
+    assert rhythm(rest.astype(np.int64), (arrival * 1e9).astype(np.int64)) == found
+
+
+def test_chance_has_no_rhythm() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(500):
+        arrival = np.cumsum(rng.exponential(5e7, N)).astype(np.int64)
+        turns = np.repeat(rng.random(N // 4) < 0.01, 4)  # alone, or four at a time
+        rest = rng.lognormal(15, 0.3, N) + np.where(rng.choice([turns, rng.random(N) < 0.01]), 2e8, 0)
+        assert rhythm(rest.astype(np.int64), arrival) == ""
+    assert rhythm(np.zeros(N, np.int64), None) == ""
+
+
+def test_a_wait_behind_slow_requests_is_not_called_unexplained(tmp_path: Path) -> None:
+    # GIVEN a log of one first-come, first-served server, of which six in 400 requests take 250 ms longer
+    rng = np.random.default_rng(5)
+    arrival, free, rows = np.cumsum(rng.exponential(0.05, 2 * N)), 0.0, ["ts,duration_ms"]
+    for k, at in enumerate(arrival.tolist()):
+        free = max(at, free) + rng.uniform(0.015, 0.025) + 0.25 * (k % 400 < 6)
+        rows.append(f"{1.7e9 + at:.4f},{1e3 * (free - at):.2f}")
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(rows))
+    # WHEN
+    found = diagnose_recording(path, ReadOptions())
+    answer = diagnosis_answer(found)
+    lines = {line.label: line.words for line in answer.lines}
+    # THEN the wait is told from what is slow itself, with its rhythm, and the times are fine enough
+    rest = found.causes[0]
+    assert rest.cause == "unexplained" and rest.propagated_ms > 5 * rest.own_ms
+    assert "of it is waiting behind requests whose own service took longer" in answer.headline
+    assert re.search(r"slow themselves take about 2[67]\d ms, typical ones (19|20)\.\d ms", lines["unexplained"])
+    assert "6 slow requests every 400 requests" in lines["unexplained"]
+    assert "queue" not in lines["next step"] and "finer" not in lines["next step"]
+    # AND the columns' roles are on the screen
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(render_diagnosis(found, folder=None))
+    assert "columns: latency = duration_ms, arrival = ts" in console.export_text()
 
 
 @pytest.mark.parametrize("column", ["upstream_addr", "pod", "server_id"])
