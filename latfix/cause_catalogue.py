@@ -245,6 +245,13 @@ _KNOWN: tuple[KnownCause, ...] = (
         behind="one that opened a connection",
     ),
     KnownCause(
+        "network.delayed_ack",
+        "measured",
+        "the answer waited for an acknowledgment that the client's kernel delayed",
+        happened="answers in two pieces, the second of which waited for a delayed acknowledgment",
+        behind="one whose answer waited for a delayed acknowledgment",
+    ),
+    KnownCause(
         "network.transit",
         "measured",
         "outside of what the service reports: the network, or not yet accepted",

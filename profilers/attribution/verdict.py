@@ -16,7 +16,7 @@ from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.evidence.device_idle import idle_ns
-from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, serves
+from latfix.profilers.evidence.outside.outside_view import serves
 from latfix.profilers.evidence.units import Evidence, first_uses_slow, late_shapes
 from latfix.results.diagnosis import HARDLY_ABOVE, MOST_UNEXPLAINED, CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
@@ -46,11 +46,6 @@ _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05
 #: Share of the new shapes in the run's second half from which warm-up would not have run most.
 _KEPT_COMING = 1 / 3
-#: Its main process opens the socket without the protocol's number, and asyncio then does not set TCP_NODELAY.
-_NAGLE: Mapping[str, str] = {
-    "python": " uvicorn with --workers does so unless uvloop is installed.",
-    "java": " Java's HttpServer does so unless it is started with -Dsun.net.httpserver.nodelay=true.",
-}
 #: By status, what requests did; follows their number.
 _DID = {
     "error": "failed",
@@ -329,7 +324,7 @@ def warnings(
         )
     notes += [f"{note}." for note in record.meta.setup_notes]
     if n and evidence.setup.outside:
-        return notes + _invisible(evidence, record.meta)
+        return notes + _invisible(evidence, record.meta, causes)
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
     if n and first_use >= _WORTH_A_NOTE:
         warm = live or bool(np.any(evidence.rows["warmup"])) or record.meta.warmup.get("batches", 0) > 0
@@ -376,7 +371,7 @@ def _waiting_device(evidence: Evidence) -> list[str]:
     ]
 
 
-def _invisible(evidence: Evidence, meta: RunMeta) -> list[str]:
+def _invisible(evidence: Evidence, meta: RunMeta, causes: tuple[CauseSummary, ...]) -> list[str]:
     """What is not visible of a service behind an address."""
     notes, http = list[str](), meta.http
     if not evidence.process.cpu.known:
@@ -408,24 +403,15 @@ def _invisible(evidence: Evidence, meta: RunMeta) -> list[str]:
             source = "its process's counters" if evidence.shared.watched else "how requests slow each other down"
             told = f"waits for the work of other requests are inferred from {source}"
         notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
-    for stage, late in delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok).items():
-        part, who, example = {
-            "compute": (
-                "to the first byte",
-                "a pause of fixed length, or of a message of the service to another",
-                "",
-            ),
-            "finish": (
-                "between the first byte and the last",
-                "a message",
-                "".join(words for program, words in _NAGLE.items() if (meta.program or "python").startswith(program)),
-            ),
-        }[stage]
+    if (late := evidence.late_acks.get("compute")) is not None:
         notes.append(
-            f"The time {part} of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms and hardly "
-            f"ever slightly less: typical of {who} that is written in two pieces without TCP_NODELAY, whose "
-            f"acknowledgment is delayed.{example}"
+            f"The time to the first byte of {percent(late.sum() / evidence.ok.sum())} of the answers is 40 to 45 ms "
+            "and hardly ever slightly less: typical of a pause of fixed length, or of a message of the service to "
+            "another that is written in two pieces without TCP_NODELAY, whose acknowledgment is delayed."
         )
+    # Answers may wait that are not in the tail.
+    acks = (cause for cause in causes if cause.cause == "network.delayed_ack" and not cause.named)
+    notes += [f"{cause.evidence.partition('; ')[0]}." for cause in acks]
     return notes
 
 

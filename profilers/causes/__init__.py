@@ -31,6 +31,7 @@ from latfix.profilers.causes.python import gil as python_gil
 CAUSES: tuple[Cause, ...] = (
     cold_compile.CAUSE,  # known intervals
     python_gc.CAUSE,
+    service_waits.DELAYED_ACK,  # a timer of the kernel
     host_throttle.CAUSE,  # run-queue delay: throttling is contained in it, so it claims first
     host_contention.CAUSE,
     cold_start.CAUSE,

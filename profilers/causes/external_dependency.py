@@ -22,7 +22,7 @@ from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.outside.lock_waits import call_in
-from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments, piles_up, presence, serves
+from latfix.profilers.evidence.outside.outside_view import piles_up, presence, serves
 from latfix.profilers.evidence.outside.service_process import CPU, SLEEP, SURE, Counter, cumulative, series_names
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
@@ -82,7 +82,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 
     Standstills are excluded: if all requests wait together, the cause is not visible from outside. So is the prefill
     of a large input, during which the process may wait for a device. In a backlog whose queue is unknown, requests
-    wait for each other, and nothing is claimed. Nor are waits for an acknowledgment that the client's kernel delays.
+    wait for each other, and nothing is claimed.
     """
     units: dict[str, Parts] = {}
     if "dependency" in evidence.told.parts:
@@ -92,11 +92,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         return Claim(units=units)
     if evidence.setup.behind and not serves(evidence.rows, evidence.process):
         return Claim(units=units)
-    late = delayed_acknowledgments(evidence.rows, evidence.process, evidence.ok)
     for name in ("compute", "finish"):
         claimed = np.minimum(_idle_waits(evidence, name), left.cpu_excess(name))
-        if name == "finish" and name in late:
-            claimed = np.where(late[name], 0, claimed)
         if not _each_other(evidence, evidence.of_batch(claimed) if name == "compute" else claimed):
             units[name] = Parts(cpu=claimed)
     return Claim(units=units)

@@ -8,7 +8,6 @@ from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.external_dependency import waits_for_each_other
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside.outside_view import delayed_acknowledgments
 from latfix.profilers.evidence.outside.service_process import STOPPED, Counter
 from latfix.profilers.evidence.units import Evidence
 
@@ -44,9 +43,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         else "the service's process was not watched (--pid watches it)"
     )
     others = waits_for_each_other(evidence) if evidence.process.cpu.known else ""
-    late = "finish" in delayed_acknowledgments(evidence.rows, evidence.process, ok)
-    acks = "answers waited 40 to 45 ms after their first byte, as for a delayed acknowledgment; " if late else ""
-    return f"{stood}{inside}; {acks}{others or own_and_propagated(figures)}."
+    return f"{stood}{inside}; {others or own_and_propagated(figures)}."
 
 
 CAUSE = Cause(id="unexplained", sentence=_sentence, outside_sentence=_outside_sentence)

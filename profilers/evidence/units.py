@@ -26,6 +26,8 @@ from latfix.profilers.evidence.outside.outside_view import (
     MOVED,
     Serving,
     as_served,
+    delayed_acknowledgments,
+    long_as_acknowledgments,
     presence,
     process_of,
     stage_values,
@@ -120,6 +122,7 @@ class Evidence:
     :param process: of a service behind an address.
     :param standstills: when a service behind an address answered no request; empty in other runs.
     :param locks: waits for locks in a service behind an address; zeros in other runs.
+    :param late_acks: by stage of a service behind an address, ``(n,)`` answers that waited for an acknowledgment.
     :param own_prefill: ``(n,)`` nanoseconds to the first output that a large input needs, where streams show it.
     :param shared: waits for other requests in a service behind an address whose queue is unknown.
     :param threads: what threads of a service behind an address computed for long; nothing in other runs.
@@ -152,6 +155,7 @@ class Evidence:
     standstills: Standstills
     locks: LockWaits
     shared: SharedCores
+    late_acks: Mapping[str, Bools]
     own_prefill: Ints
     threads: ServingThreads
     told: ServerAccount = field(default_factory=ServerAccount)
@@ -328,6 +332,12 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
     ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
     members = _members(rows, batch_of, m, ok)
+    process, late_acks = process_of(record, serving, threads.background), dict[str, Bools]()
+    if record.meta.is_http:
+        stages = norms.of("late_acks", partial(delayed_acknowledgments, rows, process, ok))
+        late_acks = {stage: late for stage, late in long_as_acknowledgments(rows, ok).items() if stage in stages}
+    waited = late_acks.get("finish", np.zeros(n, bool))
+    rows = {**rows, **{name: np.where(waited, 0, rows[name]) for name in ("finish_cpu_ns", "finish_runq_ns")}}
     features = {name: column for name, column in record.traffic.features.items() if name != RECORDED}
     if record.meta.is_http and record.begins:
         sizes = [rows["sent_bytes"], *(column[position] for column in features.values())]
@@ -364,7 +374,7 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         units["compute"] = _less_hidden(units["compute"], units["compute"].expected_cpu)
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
-    quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
+    quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms, waited)
     standstills, locks, shared = _seen_from_outside(record, serving, threads)
     return Evidence(
         setup=setup,
@@ -387,10 +397,11 @@ def gather(record: RunRecord, norms: Norms | None = None) -> Evidence:
         quiet_batch=quiet_batch,
         norms=norms,
         begins=record.begins,
-        process=process_of(record, serving, threads.background),
+        process=process,
         standstills=standstills,
         locks=locks,
         shared=shared,
+        late_acks=late_acks,
         own_prefill=own_prefill_ns(standstills, spread(units["compute"].wall, batch_of), members.attributes),
         threads=threads,
         told=told,
@@ -677,11 +688,14 @@ def _quiet(
     pauses: Mapping[str, Pauses],
     batches: Columns,
     norms: Norms,
+    waited: Bools,
 ) -> tuple[Bools, Bools]:
     """Quiet requests and batches: known disturbances are small compared with a typical service time.
 
     Queue waits do not count: references do not include them, and under load the few requests that did not wait are
     not a sample of the traffic. In a run disturbed throughout, the least disturbed quarter is used.
+
+    :param waited: ``(n,)`` answers that waited for an acknowledgment.
     """
     quiet_batch = np.zeros(len(batches["size"]), dtype=bool)
     if not ok.any():
@@ -693,7 +707,7 @@ def _quiet(
         disturbed += known if name in REQUEST_UNITS else spread(known, batch_of)
         service += unit.wall if name in REQUEST_UNITS else spread(unit.wall, batch_of)
     if len(batches["size"]):
-        fresh = spread(np.maximum(batches["first_shape"], batches["retried"]), batch_of) > 0
+        fresh = waited | (spread(np.maximum(batches["first_shape"], batches["retried"]), batch_of) > 0)
         settled = int(np.count_nonzero(ok & ~fresh)), int(np.count_nonzero(ok))
         if norms.of("fresh_is_rare", lambda: settled[0] >= max(20, 0.2 * settled[1])):
             disturbed[fresh] = np.inf

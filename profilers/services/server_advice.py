@@ -186,6 +186,13 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "Node": "server.keepAliveTimeout (5 s by default) longer than clients pause",
         "": "connections kept alive, by the client and by proxies",
     },
+    "network.delayed_ack": {
+        "uvicorn": "uvloop: with --workers, asyncio does not set TCP_NODELAY",
+        "Python": "TCP_NODELAY: disable_nagle_algorithm = True in the handler of http.server or werkzeug; or head "
+        "and body of an answer in one write",
+        "Java": "TCP_NODELAY: -Dsun.net.httpserver.nodelay=true for Java's HttpServer",
+        "": "TCP_NODELAY for the service's connections, or an answer in one write",
+    },
     "external.dependency": {
         **dict.fromkeys(("nginx", "HAProxy", "Envoy"), _BEHIND),
         "Python": f"{_OUTSIDE}; latfix.span names it",

@@ -331,7 +331,10 @@ NOT_INJECTABLE: Mapping[str, str] = {
     "host.steal": "only a hypervisor can take the core",
     **dict.fromkeys(_ON_DEVICES, "the self-test's service computes on the CPU"),
     **dict.fromkeys(
-        ("network.connect", "network.transit", "service.compute", "service.lock", "service.loop", "service.queue"),
+        (
+            *("network.connect", "network.delayed_ack", "network.transit"),
+            *("service.compute", "service.lock", "service.loop", "service.queue"),
+        ),
         "the self-test's service is no server",
     ),
     "observer": "latfix does not slow itself down on purpose",

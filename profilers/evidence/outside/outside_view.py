@@ -96,23 +96,37 @@ def serves(rows: Columns, process: ServiceProcess) -> bool:
     return process.follows(np.concatenate(presence(rows)))
 
 
-def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> dict[str, Bools]:
-    """The answers in which a kernel seems to have delayed an acknowledgment.
-
-    A message written in two pieces without TCP_NODELAY sends the second piece only after the first was acknowledged
-    (RFC 896), which Linux delays by 40 ms. Such waits start sharply there; waits for work do not.
+def long_as_acknowledgments(rows: Columns, ok: Bools) -> dict[str, Bools]:
+    """By stage, the answers that took as long as a delayed acknowledgment.
 
     :param rows: as from :func:`as_served`; ``ok`` those that count.
-    :returns: ``(n,)`` those that waited so by the stage in which they did: ``compute`` until the first byte,
-        ``finish`` after it. There, a service that does not stream has nothing to wait for, so some are enough.
+    :returns: masks ``(n,)`` of the time until the first byte (``compute``), and after it (``finish``).
+    """
+    at, end = presence(rows)
+    until_first = end - rows["finish_ns"] - at
+    parts = {"compute": (until_first, ok), "finish": (rows["finish_ns"], ok & (rows["chunks"] <= 1))}
+    return {
+        stage: among & (took >= _DELAYED_ACK_NS) & (took < _DELAYED_ACK_NS + _DELAYED_ACK_TICK_NS)
+        for stage, (took, among) in parts.items()
+    }
+
+
+def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -> tuple[str, ...]:
+    """The stages in which a kernel seems to have delayed acknowledgments.
+
+    A message written in two pieces without TCP_NODELAY sends the second piece only after the first was acknowledged
+    (RFC 896), which Linux delays by 40 ms. Such waits start sharply there; waits for work do not. After the first
+    byte, a service that does not stream has nothing to wait for, so some are enough.
+
+    :param rows: as for :func:`long_as_acknowledgments`, as ``ok``.
     """
     at, end = presence(rows)
     first = end - rows["finish_ns"]
-    whole, found = ok & (rows["chunks"] <= 1), {}
+    whole, found = ok & (rows["chunks"] <= 1), []
     parts = {"compute": (at, first, ok), "finish": (first, end, whole & (end - first >= _DELAYED_ACK_NS))}
+    as_long = long_as_acknowledgments(rows, ok)
     for stage, (begun, ended, among) in parts.items():
-        took = ended - begun
-        late = among & (took >= _DELAYED_ACK_NS) & (took < _DELAYED_ACK_NS + _DELAYED_ACK_TICK_NS)
+        took, late = ended - begun, as_long[stage]
         just_below = np.count_nonzero(
             ok & (took < _DELAYED_ACK_NS) & (took >= _DELAYED_ACK_NS - _DELAYED_ACK_TICK_NS)
         )
@@ -122,8 +136,8 @@ def delayed_acknowledgments(rows: Columns, process: ServiceProcess, ok: Bools) -
         spans = Intervals.merged(begun[late], took[late])
         # Work of just this length would keep the process busy. It serves others meanwhile, so their sum counts.
         if process.cpu.grown(spans.start, spans.end).sum() <= _COMPUTED * took[late].sum():
-            found[stage] = late
-    return found
+            found.append(stage)
+    return tuple(found)
 
 
 def as_served(
