@@ -199,7 +199,8 @@ def test_what_is_known_of_unexplained_time_behind_an_address_is_shown(ordinary: 
 def test_who_used_the_cores_is_said_once(culprit: str, told: bool, ordinary: Session) -> None:
     """The warning has cores over the run, the cause those while the service waited."""
     hog = "others used 1.2 cores (stress (process 77), 1.2 cores), and the service waited"
-    first, *others = ordinary[1].causes
+    named, *others = ordinary[1].causes
+    first = replace(named, cause="host.contention")
     found = replace(ordinary[1], causes=(replace(first, culprit=culprit), *others), disturbed=hog)
     assert ("cores used by" in words(diagnosis_answer(found), "why")) == told
     nobody = replace(first, culprit="no process that is visible from here")
