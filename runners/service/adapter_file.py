@@ -72,7 +72,7 @@ def _imported(path: Path) -> ModuleType:
     for known in (path.stem, name):
         if Path(getattr(sys.modules.get(known), "__file__", None) or "").resolve() == file:
             return sys.modules[known]
-    if path.stem not in {*sys.modules, *sys.stdlib_module_names} and "." not in path.stem:
+    if path.stem not in sys.modules and "." not in path.stem:
         name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
