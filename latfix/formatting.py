@@ -14,6 +14,8 @@ NONE = "–"
 LOST = "lost"
 #: An interval whose ends differ by this factor bounds nothing.
 _UNBOUNDED = 1e6
+#: A lower end of at most this share of the upper one is about 0: ``0.00463 to 295`` tells no more than ``up to 295``.
+_ABOUT_ZERO = 1e-3
 
 #: Format characters that scripts and emoji need and that cannot reorder text.
 _JOINERS = frozenset("\u200c\u200d")
@@ -170,12 +172,14 @@ def lower_end(bounds: object) -> float | None:
 
 
 def uncertain_bounds(bounds: object) -> str:
-    """``572 to 1,910``; ``up to 606`` if the lower end is not above 0, ``at least 572`` if the upper end is open."""
+    """``572 to 1,910``; ``up to 606`` if the lower end is about 0, ``at least 572`` if the upper end is open."""
     pair = interval_bounds(bounds)
     if pair is None:
         return f"at least {significant(low)}" if (low := lower_end(bounds)) else NONE
     first, last = map(significant, pair)
-    return f"{first} to {last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"
+    if pair[0] > _ABOUT_ZERO * abs(pair[1]):
+        return f"{first} to {last}"
+    return f"up to {last}" if pair[1] > 0 else "none"
 
 
 def speed_words(value: object) -> str:

@@ -109,6 +109,8 @@ def test_a_point_in_time_has_milliseconds_however_late_it_is() -> None:
 def test_the_ends_of_an_interval_have_the_digits_of_other_figures() -> None:
     assert figures.uncertain_bounds((116_200.0, 116_270.0)) == "116,200 to 116,270"
     assert figures.uncertain_bounds((372.2, 1010.0)) == "372 to 1,010"
+    assert figures.uncertain_bounds((0.00463, 295.0)) == "up to 295", "about 0"
+    assert figures.uncertain_bounds((0.4, 295.0)) == "0.400 to 295"
 
 
 def test_counts_are_exact() -> None:
