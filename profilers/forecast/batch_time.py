@@ -25,6 +25,7 @@ class BatchTime:
     :param typical: ``(max_size + 1,)`` by batch size.
     :param padded: padding in the run, as a share of padding to the largest side of any member.
     :param shape: correction learned from batches computed on purpose (:meth:`Forecast.learn`).
+    :param new_shape_ns: as in :class:`BatchCost`, with the settings that ran. Zero: part of all batches' time.
     """
 
     fixed: float
@@ -33,6 +34,7 @@ class BatchTime:
     typical: tuple[float, ...]
     padded: float
     shape: BatchCost | None = None
+    new_shape_ns: float = 0.0
 
     @classmethod
     def of(cls, evidence: Evidence) -> BatchTime:
@@ -84,6 +86,11 @@ class BatchTime:
         tops = evidence.members.largest(evidence.members.attributes).tolist()
         what = zip(sizes, elements, tops, strict=True)
         return np.array([self.shape.ratio(columns(size, padded, top[1], top[2:])) for size, padded, top in what])
+
+    def undisturbed(self, evidence: Evidence) -> Floats:
+        """``(m,)`` by recorded batch, what its inputs needed, nanoseconds."""
+        new = self.new_shape_ns * (evidence.batches["first_shape"] > 0)
+        return np.maximum(self.fixed + (self.bias + evidence.expected.padded) * self.shaped(evidence) + new, 1.0)
 
     def columns_of(self, inputs: Floats, members: Sequence[int]) -> list[float]:
         """:func:`latfix.profilers.forecast.batch_cost.columns` of a batch of some of these inputs."""

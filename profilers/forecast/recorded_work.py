@@ -42,7 +42,7 @@ class RecordedWork:
         chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]
         batches = evidence.batches
         held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
-        undisturbed = np.maximum(model.fixed + (model.bias + evidence.expected.padded) * model.shaped(evidence), 1.0)
+        undisturbed = model.undisturbed(evidence)
         beyond = held - undisturbed
         # The part owned by removable causes; the rest stays.
         causes = tuple(cause.id for cause in CAUSES)

@@ -129,26 +129,29 @@ class Forecast:
         self._model, self._work = model, RecordedWork(self._evidence, self._books, model, self._patience)
         self.simulated = summarize_ms(self.latencies(self.serving))
 
-    def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float]) -> None:
+    def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float], new_shape_ns: float = 0.0) -> None:
         """Learn how a batch's time depends on its contents, from batches that the service computed for that purpose.
 
-        A run has only the batches that it formed: if all were full, the time of a single request is unknown. The
-        total time of the recorded batches stays the same, because under traffic the service computes as recorded.
+        A run has only the batches that it formed: if all were full, the time of a single request is unknown; if all
+        had new shapes, the time of a known one. The total time of the recorded batches stays the same, because under
+        traffic the service computes as recorded.
 
-        :param batches: positions in the schedule, as for :meth:`cost`; ``took`` nanoseconds of each.
+        :param batches: positions in the schedule, as for :meth:`cost`; ``took`` nanoseconds of each, of known shape.
+        :param new_shape_ns: how much longer the first batch of a new shape took.
         """
         original, rows = self._model, self._rows(batches)
         time_of = original.timer(self._work.inputs, None)
         predicted = [np.nan if members is None else time_of(members) for members in rows]
         shape = self.cost(batches, predicted, took)
-        quiet, padded = self._evidence.quiet_batch, self._evidence.expected.padded
+        quiet, needed = self._evidence.quiet_batch, original.bias + self._evidence.expected.padded
         if shape is None or not quiet.any():
             return
         ratios = replace(original, shape=shape.scaled(1.0)).shaped(self._evidence)[quiet]
-        level = float((padded[quiet] * ratios).sum() / max(padded[quiet].sum(), 1))
-        if level > 0:
+        new = new_shape_ns * np.count_nonzero(self._evidence.batches["first_shape"][quiet])
+        known = float(needed[quiet].sum()) - new
+        if known > 0 and (level := float((needed[quiet] * ratios).sum()) / known) > 0:
             before = self.error
-            self._use(replace(original, shape=shape.scaled(1 / level)))
+            self._use(replace(original, shape=shape.scaled(1 / level), new_shape_ns=new_shape_ns))
             if self.error > max(before, _TOLERATED):
                 self._use(original)
 
@@ -278,21 +281,26 @@ class Forecast:
         members: dict[int, list[int]] = {}
         for position, batch in zip(rows["index"].tolist(), rows["batch_id"].tolist(), strict=True):
             members.setdefault(batch, []).append(place.get(position, -1))
-        time_of = self._timer(work.inputs, serving)
+        time_of, new_shape = self._model.timer(work.inputs, serving.cost), self._new_shape_ns(serving)
         took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
         # A request that shared its steps is a batch of its own, and its size is how many shared them.
         stretch = _stretch(time_of, serving.max_batch, len(work.index)) if serving.in_steps else None
         measured = predicted = 0.0
         usable = (batches["warmup"] == 0) & (batches["retried"] == 0)
         known = zip(
-            *(column[usable].tolist() for column in (batches["batch_id"], batches["size"], took)), strict=True
+            *(
+                column[usable].tolist()
+                for column in (batches["batch_id"], batches["size"], took, batches["first_shape"])
+            ),
+            strict=True,
         )
-        for batch, size, held in known:
+        for batch, size, held, first in known:
             some = members.get(batch, [-1])
             if min(some) >= 0:
                 measured += held - float(pauses[some].sum())
                 shared = 1.0 if stretch is None else stretch[min(size, serving.max_batch)]
-                predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean()) * shared
+                needed = self._model.fixed + time_of(some) + new_shape * first
+                predicted += needed * float(slowed[some].mean()) * shared
         return Pace(_over(measured, predicted), _over(float(beside[ended].sum()), float(expected.sum())))
 
     def _serve(
@@ -364,12 +372,18 @@ class Forecast:
         served[:, order] = closed, ended
         return served[0] - prepare - handed, served[1] - arrival
 
+    def _new_shape_ns(self, serving: Serving) -> float:
+        """What the first batch of a new shape takes longer; 0 if warm-up ran all shapes."""
+        if serving.in_steps or serving.warm_shapes >= self._work.shapes:
+            return 0.0
+        return (self._model if serving.cost is None else serving.cost).new_shape_ns
+
     def _timer(self, inputs: Floats, serving: Serving) -> Callable[[Sequence[int]], float]:
-        """The time of a service's batches in turn, including what new shapes take longer unless warm-up ran all."""
-        time_of, cost = self._model.timer(inputs, serving.cost), serving.cost
-        if cost is None or not cost.new_shape_ns or serving.warm_shapes >= self._work.shapes or serving.in_steps:
+        """The time of a service's batches in turn, including what new shapes take longer."""
+        time_of, longer = self._model.timer(inputs, serving.cost), self._new_shape_ns(serving)
+        if not longer:
             return time_of
-        rows, seen, longer = inputs.tolist(), set[tuple[int, float]](), cost.new_shape_ns
+        rows, seen = inputs.tolist(), set[tuple[int, float]]()
 
         def in_turn(members: Sequence[int]) -> float:
             shape = len(members), self._model.held(rows, members)[1]

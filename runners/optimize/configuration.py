@@ -182,6 +182,14 @@ class Alternative:
     reason: str = ""
 
 
+def counted_new_shape(new_shape_ns: float, took: Sequence[float]) -> float:
+    """What the first batch of a new shape takes longer, 0 if that is little.
+
+    :param took: nanoseconds of some batches, NaN if one failed.
+    """
+    return new_shape_ns if new_shape_ns > _NEW_SHAPE * float(np.nanmedian(took)) else 0.0
+
+
 def measure(
     bench: Bench, base: Arm, way: Configuration, batches: Sequence[Sequence[int]], forecast: Forecast
 ) -> Alternative:
@@ -206,8 +214,8 @@ def measure(
         return Alternative(choices=way.choices, status="not_effective", reason="no batch was computed with it")
     bounds = f"{significant(found.least)} to {significant(found.most)}"
     reason = f"the same batches take {ratio(found.typical)} ({bounds}) as long"
-    if new_shape_ns > _NEW_SHAPE * float(np.nanmedian(after)):
-        found = replace(found, new_shape_ns=new_shape_ns)
+    if counted := counted_new_shape(new_shape_ns, after):
+        found = replace(found, new_shape_ns=counted)
         reason += f", the first of a new shape {from_ns(new_shape_ns)} longer"
     faster = found.least < _HOPELESS or any(choice.splits_cores for choice in way.choices)
     return Alternative(choices=way.choices, cost=found, status="ready" if faster else "no_gain", reason=reason)

@@ -265,7 +265,7 @@ class Bench:
     ) -> tuple[list[float], list[float], float]:
         """Nanoseconds of some batches on both services; NaN for a batch that failed.
 
-        And how much longer the first batch of a new shape takes on the other one, compared with the base.
+        And how much longer the first batch of a new shape takes on the other one.
 
         The base is measured before the other service, and again after it if its measurement is old. Workers share
         cores with each other and with the preparation of requests; the result is weighted by how often they do.
@@ -281,12 +281,15 @@ class Bench:
         mean = {name: (one + again[name]) / 2 for name, one in before.items()}
         ratio = after["alone"] / mean["alone"]
         quicker = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
-        new_shape = max(after["new_shape"].item() - before["new_shape"].item(), 0.0)
-        return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0)), new_shape
+        return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0)), after["new_shape"].item()
 
-    def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> list[float]:
-        """Nanoseconds of some batches with the first settings; NaN for a batch that failed. See :meth:`paces`."""
-        return self._blended(base, self._first_pace(base, batches)[1])
+    def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], float]:
+        """Nanoseconds of some batches with the first settings, NaN for a batch that failed, and of a new shape.
+
+        See :meth:`paces`.
+        """
+        found = self._first_pace(base, batches)[1]
+        return self._blended(base, found), found["new_shape"].item()
 
     def _blended(self, arm: Arm, paces: Mapping[str, Floats], quicker: float = 1.0) -> list[float]:
         return blend(paces, offered(self.baseline) * quicker, arm.settings.workers, self._prepared)

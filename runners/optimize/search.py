@@ -33,7 +33,15 @@ from latfix.results.optimization import BUDGET, Candidate, Prediction
 from latfix.results.optimization_step import KEYS
 from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.measure.accuracy_guard import judge, score_of
-from latfix.runners.optimize.configuration import Alternative, Choice, Configuration, Obstacle, compose, measure
+from latfix.runners.optimize.configuration import (
+    Alternative,
+    Choice,
+    Configuration,
+    Obstacle,
+    compose,
+    counted_new_shape,
+    measure,
+)
 from latfix.runners.optimize.findings import Findings, Trial
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Planner, goal_score, ratios, way
@@ -167,7 +175,8 @@ class Search:
             limit = max(self.first.max_batch_size, 8)
             self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
             if self._simulated_choices() or any(choice.measured for choice in self._applicable()):
-                self.planner.forecast.learn(self._batches, self.bench.base_pace(self.base, self._batches))
+                took, new_shape_ns = self.bench.base_pace(self.base, self._batches)
+                self.planner.forecast.learn(self._batches, took, counted_new_shape(new_shape_ns, took))
             self._measure_ways(self.planner, self._measuring_until())
             self._replay_predicted(self.planner)
             if self._measure_core_shares(self.planner, self.reserved_s() + self.bench.trial_s([])):

@@ -26,7 +26,7 @@ class Plan:
     unit's own thread), ``gc_elsewhere`` (in another thread that kept this one waiting), ``runq``, ``throttle``,
     ``blocked``, ``cpu``, ``span`` (declared, blocked), ``compile``, ``faults`` (page faults at 0.5 us),
     ``denormals`` (``cpu``, with the processor's flag set). Batches are padded to the largest of ``widths``, and of
-    ``lengths`` over them.
+    ``lengths`` over them. The first batch takes ``cold`` longer, the first of each shape ``new_shape``.
     """
 
     n: int = 600
@@ -51,6 +51,7 @@ class Plan:
     compute_faults: dict[int, tuple[str, float]] = field(default_factory=dict)
     prepare_faults: dict[int, tuple[str, float]] = field(default_factory=dict)
     cold: float = 0.0
+    new_shape: float = 0.0
     status: dict[int, int] = field(default_factory=dict)
     name_threads: bool = True
     meta: dict[str, Any] = field(default_factory=dict)
@@ -179,6 +180,11 @@ class _Run:
         if not any(int(b["worker"]) == worker for b in self.batches):
             work += int(plan.cold * MS)
             batch["first_shape"] = int(plan.cold > 0)
+        if plan.new_shape and not any(
+            (int(b["size"]), int(b["padded_elements"])) == (size, padded) for b in self.batches
+        ):
+            work += int(plan.new_shape * MS)
+            batch["first_shape"] = 1
         wall = self.strike("compute", batch, begin, work, struck[0] if struck else None, WORKER + worker)
         for fault in struck[1:]:
             wall += self.strike("compute", batch, begin + wall, 0, fault, WORKER + worker)

@@ -149,6 +149,25 @@ def test_a_new_shape_takes_longer_once_unless_warm_up_ran_all() -> None:
         assert np.array_equal(warm, forecast.latencies(forecast.serving)) is not charged
 
 
+@pytest.mark.parametrize("always", [True, False], ids=["ever-new shapes", "every shape twice"])
+def test_another_way_to_run_the_model_in_traffic_of_ever_new_shapes(always: bool) -> None:
+    """A tenth of the compute, as long for a new shape: what the run took for its shapes does not shrink with it."""
+    several = np.random.default_rng(2).permutation(np.arange(600) + 40 if always else np.arange(600) // 2 + 40)
+    run = {"n": len(several), "rate": 25.0, "max_batch": 1, "lengths": several, "per_item": 0.1, "base": 2.0}
+    forecast = Forecast(simulate(**run, new_shape=8.0))
+    faster = simulate(**{**run, "per_item": 0.01, "base": 0.2, "per_request": 0.05}, new_shape=8.0)
+    other = changed(forecast, cost=BatchCost(typical=0.1, new_shape_ns=8e6))
+    batches = forecast.probes([2, 4], 60.0)
+    took = [1e6 * (2.5 + 0.1 * len(batch) * max(several[batch])) for batch in batches]
+    forecast.learn(batches, took)
+    before = off(forecast, other, faster)["mean"]
+    forecast.learn(batches, took, 8e6)
+    assert forecast.error < 0.1
+    assert off(forecast, other, faster)["mean"] < min(0.1, before)
+    # Its pace is that of its batches, new and known.
+    assert forecast.pace_of(faster, other).batches == pytest.approx(1.0, abs=0.1)
+
+
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
 def test_the_pace_comes_from_a_replay(slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}

@@ -358,7 +358,8 @@ class Known:
     def repeated(self) -> np.ndarray:
         return np.zeros(10**6)
 
-    def learn(self, batches: list[list[int]], took: list[float]) -> None:
+    def learn(self, batches: list[list[int]], took: list[float], new_shape_ns: float) -> None:
+        assert new_shape_ns >= 0.0
         assert len(took) == len(batches)
 
     def seconds(self, batches: list[list[int]]) -> float:
