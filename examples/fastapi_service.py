@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 from fastapi import Body, FastAPI, HTTPException, Request
+from fastapi.encoders import jsonable_encoder
 
 import latfix
 
@@ -23,6 +26,8 @@ STATUS = {
     latfix.RunnerClosed: 503,
     latfix.LatfixError: 500,
 }
+#: How arrays, tensors and their numbers become JSON, also inside of other answers.
+LISTS = {kind: kind.tolist for kind in (np.ndarray, np.generic, torch.Tensor)}
 
 
 @asynccontextmanager
@@ -42,7 +47,7 @@ async def infer(http: Request, body: Annotated[dict[str, Any], Body()]) -> dict[
     except latfix.LatfixError as error:
         status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
         raise HTTPException(status, error.message) from error
-    return {"answer": answer.tolist() if hasattr(answer, "tolist") else answer}
+    return {"answer": jsonable_encoder(answer, custom_encoder=LISTS)}
 
 
 @app.get("/stats")

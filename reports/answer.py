@@ -16,7 +16,6 @@ from latfix.formatting import (
     NONE,
     counted,
     finite,
-    interval_bounds,
     key_label,
     milliseconds,
     percent,
@@ -27,9 +26,11 @@ from latfix.formatting import (
     speed_words,
     uncertain_bounds,
 )
+from latfix.gates.bounds import Held, figure_bounds
 from latfix.gates.evaluate import evaluate
 from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
+from latfix.lower_bound import AtLeast
 from latfix.reports.comparison_rows import (
     Change,
     GateRow,
@@ -53,6 +54,8 @@ from latfix.statistics.percentiles import percentile_key
 
 #: Share of the excess from which what is known of unexplained time is shown.
 _MOSTLY = 0.5
+#: The next step after a replay that was too late to mean anything.
+_QUIETER = "repeat it on a quieter machine: this replay was too late for its figures to mean anything"
 #: Causes listed as the reason.
 _REASONS = 2
 #: The slowest requests get their own line if the maximum exceeds the percentile by this factor.
@@ -114,23 +117,29 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         recognized = f"; {each.server} recognized by {each.told_by}" if each.told_by else ""
         words = f"{each.server}: {each.change} (against {each.cause}{recognized})"
         lines.append(Line(label="" if number else "try", words=words))
-    example = (
-        _passing_gate(key, finite(value), bounds) if found.slo_ms is None else f"--gate '{_goal(key, found.slo_ms)}'"
-    )
+    passing = _passing_gate(GateSubject.from_diagnosis(found), key)
+    example = passing if found.slo_ms is None else f"--gate '{_goal(key, found.slo_ms)}'"
     lines += _gates(gate_rows(found.gates), example)
-    if closing := closing_advice(found):
+    if not found.trustworthy:
+        lines.append(Line(label=_NEXT, words=_QUIETER))
+    elif closing := closing_advice(found):
         lines.append(Line(label=_NEXT, words=closing))
     elif is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label=_NEXT, words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
 
 
-def _passing_gate(key: str, value: float | None, bounds: object) -> str:
-    """An option with a gate above the percentile and its interval, which this run passes; empty without a figure."""
-    if not value:
+def _passing_gate(subject: GateSubject, key: str) -> str:
+    """An option with a gate above the percentile and its interval, which this run passes; empty if there is none."""
+    value = subject.latency_ms.get(key, math.nan)
+    if isinstance(value, AtLeast) or not value > 0:
         return ""
-    known = interval_bounds(bounds)
-    return f"--gate '{key_label(key)}<{rounded_up(value if known is None else max(value, known[1]))}ms'"
+    gate = parse_gate(_goal(key, value))
+    bounds = figure_bounds(Held(gate=gate, subject=subject, figure=value)) or (value, value)
+    if not math.isfinite(bounds[1]):
+        return ""
+    text = f"{key_label(key)}<{rounded_up(max(value, bounds[1]))}ms"
+    return f"--gate '{text}'" if evaluate(parse_gate(text), subject).passed else ""
 
 
 def _goal(key: str, limit_ms: float) -> str:
@@ -249,8 +258,7 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
         lines.append(Line(label="lower bound", words=words))
     if found.rounds and not plan_is_empty(found):
         lines.append(_side_effects(change))
-    alone = _passing_gate(key, finite(arm.latency_ms.get(key)), arm.latency_ci95_ms.get(key))
-    example = "--gate 'p99<=baseline'" if found.rounds else alone
+    example = "--gate 'p99<=baseline'" if found.rounds else _passing_gate(arm.gate_subject(), key)
     lines += _gates(gate_rows(found.gates), example if goal is None else f"--gate '{_goal(key, goal)}'")
     lines += _next(found, workload, plan)
     return Answer(headline=_headline(change, found), severity=change_severity(found.verdict), lines=tuple(lines))
@@ -340,6 +348,8 @@ def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
         yield Line(label=_NEXT, words=replay_command(workload, plan), is_command=True)
     elif best is not None:
         yield Line(label=_NEXT, words=try_harder_command(workload, best[0]), is_command=True)
+    elif found.disturbed and found.verdict == "inconclusive":
+        yield Line(label=_NEXT, words="repeat it on a quieter machine, or with a larger --budget")
     elif found.diagnosis is not None:
         yield Line(label=_NEXT, words="a larger --budget, or change the code that the baseline's diagnosis names")
 
@@ -359,11 +369,19 @@ def comparison_answer(found: Comparison) -> Answer:
         rounds = f"about {counted(more, 'more round')} of both"
         words = f"{rounds} runs, in fresh processes, would decide it"
         if found.more_by:
-            option = f"--rounds {found.rounds + more}" if found.more_by == "--rounds" else "a larger --budget"
-            words = f"{option}: {rounds} would decide it"
+            words = f"{_more_rounds(found, more)}: {rounds} would decide it"
         lines.append(Line(label=_NEXT, words=words))
     verdict, severity = result_words(found)
     return Answer(headline=change_headline(change, verdict), severity=severity, lines=tuple(lines))
+
+
+def _more_rounds(found: Comparison, more: int) -> str:
+    """The option with which the same command takes so many more rounds."""
+    if found.more_by == "--rounds":
+        return f"--rounds {found.rounds + more}"
+    if found.round_s is None:
+        return "a larger --budget"
+    return f"--budget {math.ceil((found.rounds + more) * found.round_s / 60)}m"
 
 
 def _open_key(found: Comparison) -> str:
@@ -421,8 +439,8 @@ def trial_answer(found: Trial) -> Answer:
     lines.append(_side_effects(change))
     more = leads.comparison.more_rounds
     if best is None and more:
-        rounds = counted(more, "more round")
-        lines.append(Line(label=_NEXT, words=f"a larger --budget: about {rounds} would decide it"))
+        words = f"{_more_rounds(leads.comparison, more)}: about {counted(more, 'more round')} would decide it"
+        lines.append(Line(label=_NEXT, words=words))
     return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
 
 

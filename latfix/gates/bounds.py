@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from latfix.statistics.score_bounds import allowance
 FEWEST_BEYOND = -math.log(0.025)
 #: An interval wider than this many distances to the limit cannot predict how many requests would decide.
 _FARTHEST = 30
+#: The most requests that are proposed to decide an error rate.
+_MOST_REQUESTS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +71,28 @@ def figure_bounds(held: Held) -> Bounds | None:
         return _beside_past(held, held.level)
     gate, subject, base, reference = held.gate, held.subject, held.baseline, held.reference
     if gate.metric == "error_rate":
-        if held.limit == 0:  # "no errors in this run" is answered by a count
-            return None
-        own, other = _error_rate(subject), None if base is None else _error_rate(base)
-        return own if other is None else _difference(held, own, other)
+        return None if held.limit == 0 else _error_rate_bounds(held)  # "no errors in this run" is a count
     if gate.metric == "throughput":
         return _throughput_bounds(held)
     known = _known(gate, subject)
     if base is None or reference is None:
         return known
     if not gate.is_latency:
-        return _difference(held, known, _known(gate, base))
+        other = _known(gate, base)
+        return None if known is None and other is None else _difference(held, known, other)
     if held.estimate is not None:
         return (held.estimate.bounds[0] * reference, held.estimate.bounds[1] * reference)
     return _quotient(held.figure, known, reference, _known(gate, base))
 
 
-def _error_rate(subject: GateSubject) -> Bounds:
-    return wilson_interval(subject.lost, subject.total)
+def _error_rate(subject: GateSubject, times: float = 1.0) -> Bounds:
+    """The interval of the error rate, with so many times the requests and errors."""
+    return wilson_interval(times * subject.lost, times * subject.total)
+
+
+def _error_rate_bounds(held: Held, times: float = 1.0) -> Bounds:
+    own = _error_rate(held.subject, times)
+    return own if held.baseline is None else _difference(held, own, _error_rate(held.baseline, times))
 
 
 def _least_requests(metric: str) -> int:
@@ -107,11 +114,9 @@ def _known(gate: Gate, subject: GateSubject) -> Bounds | None:
     return (own[0], max(own[1], slowest * _least_requests(gate.metric) / seen))
 
 
-def _difference(held: Held, own: Bounds | None, other: Bounds | None) -> Bounds | None:
+def _difference(held: Held, own: Bounds | None, other: Bounds | None) -> Bounds:
     """The figure's interval widened by that of ``factor`` times the baseline's (Newcombe, 1998)."""
     reference = held.reference or 0.0
-    if own is None and other is None:
-        return None
     lo, hi = own or (held.figure, held.figure)
     least, most = other or (reference, reference)
     down = math.hypot(held.figure - lo, held.gate.factor * (most - reference))
@@ -197,6 +202,8 @@ def more_needed(held: Held, bounds: Bounds) -> More:
     if held.level is not None:
         return _more_past(held, held.level)
     subject, figure, limit = held.subject, held.figure, held.limit
+    if held.gate.metric == "error_rate":
+        return _until_known(held)
     if held.estimate is not None and math.isfinite(held.estimate.spread) and held.reference:
         return _in_rounds(held.estimate, subject, limit / held.reference)
     if not all(map(math.isfinite, bounds)):
@@ -214,25 +221,53 @@ def more_needed(held: Held, bounds: Bounds) -> More:
 
 def _in_rounds(estimate: RatioEstimate, subject: GateSubject, limit: float) -> More:
     """More rounds, because replays differ by more than their requests explain."""
-    need = needed(estimate, subject.total, limit=limit)
+    need, decides = needed(estimate, subject.total, limit=limit), "would decide it"
+    if need is None and estimate.lo <= 1 <= estimate.hi:
+        # The ratio itself is too uncertain to tell how far from the limit it is.
+        need, decides = (
+            needed(replace(estimate, value=1.0), subject.total, limit=limit),
+            f"{decides} if nothing changed",
+        )
     if need is None:
         return More("too close to the limit to decide by any sensible number of replays")
     rounds, each = f"about {counted(need.rounds, 'more round')} of both", f"{counted(need.requests, 'request')} each"
     if subject.round_s is not None:
         seconds = need.rounds * subject.round_s
-        return More(f"{rounds} ({_duration(seconds)} with starts) would decide it", need.requests, seconds / 60)
+        return More(f"{rounds} ({_duration(seconds)} with starts) {decides}", need.requests, seconds / 60)
     if subject.rate_rps is None:
-        return More(f"{rounds} ({each}) would decide it", need.requests)
+        return More(f"{rounds} ({each}) {decides}", need.requests)
     minutes = 2 * need.requests / subject.rate_rps / 60
     took = f"{each}, {_duration(60 * minutes)} together at this traffic's rate"
-    return More(f"{rounds} ({took}) would decide it", need.requests, minutes)
+    return More(f"{rounds} ({took}) {decides}", need.requests, minutes)
+
+
+def _until_known(held: Held) -> More:
+    """As many more requests as bound the error rate on one side of the limit, if it stays as it is."""
+    subject, total = held.subject, max(held.subject.total, 1)
+
+    def is_known(requests: int) -> bool:
+        low, high = _error_rate_bounds(held, requests / total)
+        return not low <= held.limit <= high
+
+    if not is_known(_MOST_REQUESTS):
+        return More("too close to the limit to decide")
+    wanted = bisect_left(range(_MOST_REQUESTS), True, lo=total, key=is_known)
+    return _requests_words(wanted - total, subject, " in both runs" if held.baseline is not None else "")
 
 
 def _in_requests(half: float, distance: float, subject: GateSubject, where: str, *, least: int = 1) -> More:
     if distance <= 0 or half / distance > _FARTHEST:
         return More("too close to the limit to decide")
-    more = max(least, math.ceil(subject.total * ((half / distance) ** 2 - 1.0)))
+    return _requests_words(max(least, math.ceil(subject.total * ((half / distance) ** 2 - 1.0))), subject, where)
+
+
+def _requests_words(more: int, subject: GateSubject, where: str) -> More:
     requests = f"about {counted(more, 'more request')}{where}"
+    if subject.round_s is not None:
+        rounds = math.ceil(more * max((each.rounds for each in subject.ratio.values()), default=1) / subject.total)
+        seconds = rounds * subject.round_s
+        took = f"{counted(rounds, 'more round')}, {_duration(seconds)} with starts"
+        return More(f"{requests} ({took}) would decide it", more, seconds / 60)
     if subject.rate_rps is None:
         return More(f"{requests} would decide it", more)
     minutes = more / subject.rate_rps / 60

@@ -235,10 +235,14 @@ def _interval_name(held: Held) -> str:
     """Bounds of a paired ratio are wider than its 95 % interval and are labeled with their level."""
     if held.baseline is not None:
         if held.estimate is not None and held.estimate.decision is not None:
-            return f"{100 * (1 - held.estimate.level):.6g} % bounds"
+            return _bounds_name(held.estimate.level)
         if held.estimate is None and held.gate.is_latency:
-            return f"{100 * (1 - FINAL.level):.6g} % bounds"
+            return _bounds_name(FINAL.level)
     return "95 % interval"
+
+
+def _bounds_name(level: float) -> str:
+    return f"{100 - float(f'{100 * level:.2g}'):.6g} % bounds"
 
 
 def _figure(gate: Gate, subject: GateSubject) -> float:

@@ -94,8 +94,10 @@ class GateSubject:
             return self.throughput_rps
         if metric == "accuracy":
             return self.accuracy
-        if metric == "unexplained_share":
-            return self.unexplained_share
+        if metric == "unexplained_share" or (
+            self.unexplained_share is not None and math.isnan(self.unexplained_share)
+        ):
+            return self.unexplained_share  # without a known tail, no cause's share of it is known either
         if self.cause_shares is None or self.hides(metric):
             return None
         return self.cause_shares.get(metric.removeprefix("cause:"), 0.0)

@@ -94,6 +94,7 @@ class Comparison(Document):
     :param disturbed: how other processes disturbed the replays; empty if none is known.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param more_by: the option that replays more rounds, ``--rounds`` or ``--budget``; empty for recorded runs.
+    :param round_s: seconds that a round of replays took, with the starts; ``None`` if unknown.
     :param smallest: the smallest relevant difference; not in the document.
     """
 
@@ -116,6 +117,7 @@ class Comparison(Document):
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     more_by: str = field(default="", metadata=json_key(omit_empty=True))
+    round_s: float | None = field(default=None, metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
 
     @property

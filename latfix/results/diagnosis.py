@@ -664,8 +664,8 @@ class Diagnosis(Document):
 
     @property
     def unexplained_share(self) -> float:
-        """Of the tail's excess; 0 if there is none."""
-        return self.unexplained_ms / self.excess_ms if self.excess_ms > 0 else 0.0
+        """Of the tail's excess; 0 if there is none, NaN if it is unknown."""
+        return 0.0 if self.excess_ms <= 0 else self.unexplained_ms / self.excess_ms
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdict, and the causes with their milliseconds."""

@@ -114,8 +114,8 @@ def _code(value: object, *, limit: int = 200) -> str:
 def _headline(summary: Summary) -> str:
     if summary.failure:
         return "— failed"
-    title = summary.title or summary.verdict
-    return f"— {text(verdict_words(title))}" if title else ""
+    words = summary.title or (verdict_words(summary.verdict) if summary.verdict else "")
+    return f"— {text(words)}" if words else ""
 
 
 def _paragraphs(summary: Summary) -> list[str]:

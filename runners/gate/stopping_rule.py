@@ -112,6 +112,7 @@ def decide(
         decision.comparison = replace(
             comparison,
             notes=notes,
+            round_s=decision.round_s,
             why=tuple(by_stage(gated, *decision.arms)),
             disturbed=disturbed_replays([disturbance(record.samples) for record in replays]),
         )

@@ -271,6 +271,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
         why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
         kind = InputError if _REFUSED.search(why) else RunnerError
         why += "; name the method with --method" if "HTTP 405" in why else ""
+        why += "; --body says what a request looks like there" if "HTTP 422" in why else ""
         why += "; give that address, redirects are not followed" if ": HTTP 3" in why else ""
         raise kind(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

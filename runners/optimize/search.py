@@ -169,8 +169,8 @@ class Search:
         """
         spare = max(self.bench.left_s() - self.reserved_s(), 0.0)
         trials = int((1 - _MEASURING) * spare / self.bench.trial_s(self._scored_fixes()))
-        replays = counted(max(trials, 1), "replay")
-        self.say(f"this traffic and budget leave time for about {replays} of candidates and for the final replay")
+        replays = f"about {counted(trials, 'replay')}" if trials else "hardly a replay"
+        self.say(f"this traffic and budget leave time for {replays} of candidates and for the final replay")
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
             self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
@@ -414,10 +414,10 @@ class Search:
                 continue
             if ranked and not reported:
                 reported = True
-                self.say(
-                    f"{planner.simulations} configurations simulated; the best: {ranked[0].words}, "
-                    f"{_ratio_words(planner.predict(ranked[0]).ratio, self.goal)}"
-                )
+                words = f"{ranked[0].words}, {_ratio_words(planner.predict(ranked[0]).ratio, self.goal)}"
+                better = planner.score(ranked[0]) < 0
+                best = f"the best: {words}" if better else f"none is predicted to be better, not even {words}"
+                self.say(f"{planner.simulations} configurations simulated; {best}")
             if best is None:
                 break
             tried.add(best.key)

@@ -91,6 +91,7 @@ class SideBySide:
     def __post_init__(self, ideas: Sequence[Idea], make_arm: Callable[..., Arm]) -> None:
         self._stretch, self._offset_s = self.traffic, 0.0
         self._scoring_s = self._scored_s = 0.0
+        self._took_s: float | None = None
         self._deadline = self.clock() + self.budget_s
         log = self.out / "runner.log"
         arms = [_Tried(idea, make_arm(idea.name, idea.spec, idea.settings, idea.fixes, log)) for idea in ideas]
@@ -212,6 +213,7 @@ class SideBySide:
             took_s = self.clock() - started - (self._scored_s - scored_s)
             if number == 1 and self._looked is self._base.records.get(1):
                 took_s += self._replay_s()
+            self._took_s = took_s
             if self._base.failure or all(tried.failure for tried in self._ideas) or self._left_s() < took_s:
                 return
 
@@ -352,4 +354,5 @@ class SideBySide:
         self._notes += [f"{tried.idea.name}: {each}." for each in left_out]
         before, after = zip(*pairs, strict=True)
         scores = (self._base.score, tried.score)
-        return compare_rounds(before, after, seed=self.seed, accuracy=scores)
+        compared = compare_rounds(before, after, seed=self.seed, accuracy=scores)
+        return replace(compared, more_by="--budget", round_s=self._took_s)

@@ -42,6 +42,8 @@ class Doubling(Workload):
     def finish(self, output, request):
         if request.features.get("as_text"):
             return f"{float(output[0]):g}"
+        if request.features.get("nested"):
+            return {"area": float(output[0]), "parts": [output.numpy()], "most": output.numpy().max()}
         return output
 """
 TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
@@ -85,6 +87,8 @@ def test_answers(client: Any) -> None:
     response = client.post("/infer", json={"value": 4})
     assert (response.status_code, response.json()) == (200, {"answer": [8.0, 8.0]})
     assert client.post("/infer", json={"value": 4, "as_text": 1}).json() == {"answer": "8"}
+    nested = {"area": 8.0, "parts": [[8.0, 8.0]], "most": 8.0}
+    assert client.post("/infer", json={"value": 4, "nested": 1}).json() == {"answer": nested}
 
 
 def test_many_callers_at_once(client: Any) -> None:

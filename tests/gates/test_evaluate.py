@@ -289,6 +289,15 @@ def test_gates_on_a_diagnosis(text: str, passed: bool | None) -> None:
     assert evaluate(parse_gate(text), GateSubject.from_diagnosis(DIAGNOSIS)).passed is passed
 
 
+@pytest.mark.parametrize("text", ["unexplained_share<25%", "cause:python.gc<10%", "cause:unexplained>1%"])
+def test_shares_of_an_unknown_tail_decide_nothing(text: str) -> None:
+    """As of a scrape of metrics, or of a single request."""
+    unknown = replace(DIAGNOSIS, excess_ms=math.nan, unexplained_ms=math.nan, causes=())
+    assert unknown.to_json()["tail"]["unexplained_share"] is None
+    result = evaluate(parse_gate(text), GateSubject.from_diagnosis(unknown))
+    assert (result.passed, result.value) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("text", "passed"),
     [
@@ -370,6 +379,43 @@ def test_how_many_more_requests_would_decide_and_how_long_they_take() -> None:
     assert exact.passed is True, "a figure without an interval"
     assert result.to_json()["more_minutes"] == pytest.approx(1.0)
     assert evaluate(parse_gate("p99<110ms"), _subject(throughput_rps=None)).more_minutes is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "total", "limit", "beside"),
+    [(0, 29, 0.01, ""), (0, 200, 0.01, ""), (0, 29, 0.001, ""), (40, 1000, 0.035, ""), (0, 100, 0.02, "<=baseline+")],
+)
+def test_how_many_more_requests_would_decide_an_error_rate(
+    failed: int, total: int, limit: float, beside: str
+) -> None:
+    """So many, with errors as often, decide, and a tenth fewer do not."""
+    gate = parse_gate(f"error_rate{beside or '<'}{100 * limit:g}%")
+
+    def result(more: float) -> GateResult:
+        errors = round(failed * (1 + more / total))
+        run = _subject(requests={"ok": round(total + more) - errors, "error": errors})
+        return evaluate(gate, run, run if beside else None)
+
+    more = result(0).more_requests
+    assert result(0).passed is None and more is not None
+    assert result(1.05 * more).passed is not None
+    assert result(0.9 * more).passed is None
+
+
+def test_an_error_rate_at_its_limit_is_not_decided_by_more_requests() -> None:
+    result = evaluate(parse_gate("error_rate<1%"), _subject(requests={"ok": 990, "error": 10}))
+    assert result.passed is None and result.more_requests is None and "too close" in result.reason
+
+
+def test_an_uncertain_ratio_at_its_limit_is_not_called_undecidable() -> None:
+    """The same service may show the limit itself after a few noisy rounds."""
+    ratio = RatioEstimate(value=1.1, lo=0.76, hi=1.54, decision=(0.6, 2.0), rounds=5, spread=0.3)
+    result = evaluate(parse_gate("p50<=baseline*1.1"), _subject(ratio={"p50": ratio}), _subject())
+    assert result.passed is None and result.more_requests is not None
+    assert "more rounds of both" in result.reason and result.reason.endswith("would decide it if nothing changed")
+    sure = replace(ratio, lo=1.09, hi=1.11, decision=(1.08, 1.12), spread=0.01)
+    near = evaluate(parse_gate("p50<=baseline*1.1"), _subject(ratio={"p50": sure}), _subject())
+    assert near.passed is None and near.more_requests is None and "too close" in near.reason
 
 
 def test_rounds_of_both_arms_decide_a_ratio() -> None:

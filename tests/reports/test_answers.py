@@ -91,6 +91,10 @@ def test_the_next_step_is_what_the_most_demanding_gate_needs(undecided: Comparis
         }
         assert steps["--rounds"] == f"--rounds {more + 1}: {expected} would decide it"
         assert steps["--budget"] == f"a larger --budget: {expected} would decide it"
+        timed = replace(found, more_by="--budget", round_s=6.0)
+        assert words(comparison_answer(timed), "next step").startswith(
+            f"--budget {math.ceil((more + 1) / 10)}m: about"
+        )
     assert not words(comparison_answer(undecided.gated([gate(False, of=undecided)])), "next step")
 
 

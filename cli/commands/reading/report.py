@@ -94,7 +94,8 @@ def report(
             **given(drill_down),
             **given(served),
         }
-        refuse_given(for_runs, f"found {file}, which is a saved result; expected the folder of a run")
+        wanted = "expected the folder of a run; of a recording, repeat latfix diagnose with this option"
+        refuse_given(for_runs, f"found {file}, which is a saved result; {wanted}")
         outputs = Outputs.open("report", written)
         return _show_again(file, outputs, out, figures)
     gates = parse_gates(gate, baseline, history, record=False)
