@@ -6,7 +6,7 @@ import math
 from statistics import NormalDist
 
 
-def wilson_interval(hits: float, total: int) -> tuple[float, float]:
+def wilson_interval(hits: float, total: float) -> tuple[float, float]:
     """Wilson's 95 % score interval (1927) of a rate; ``(0, 1)`` if nothing was counted."""
     if total <= 0:
         return (0.0, 1.0)

@@ -416,8 +416,8 @@ class Search:
                 reported = True
                 words = f"{ranked[0].words}, {_ratio_words(planner.predict(ranked[0]).ratio, self.goal)}"
                 better = planner.score(ranked[0]) < 0
-                best = f"the best: {words}" if better else f"none is predicted to be better, not even {words}"
-                self.say(f"{planner.simulations} configurations simulated; {best}")
+                found = f"the best: {words}" if better else f"none is predicted to be better, not even {words}"
+                self.say(f"{planner.simulations} configurations simulated; {found}")
             if best is None:
                 break
             tried.add(best.key)
