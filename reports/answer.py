@@ -49,7 +49,6 @@ from latfix.reports.vocabulary import Severity, cause_words, change_severity, di
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
-from latfix.statistics.decision import FINAL
 from latfix.statistics.percentiles import percentile_key
 
 #: Share of the excess from which what is known of unexplained time is shown.
@@ -183,7 +182,7 @@ def _sample(found: Diagnosis) -> str:
         return "this one recording"
     where = " on a disturbed machine" if found.disturbed else ""
     alone = found.restarts is None and is_replay(found)
-    moved = f"; a restart typically moves it by another {percent(FINAL.restart_sd)}, --rounds 5 measures that"
+    moved = "; a restart may move it further, --rounds 5 measures how far"
     return f"this one run{where}{moved if alone else ''}"
 
 
@@ -295,12 +294,12 @@ def _refuted(change: Change, found: Optimization, verdict: str) -> str:
     best, tried = best_candidate(found), " + ".join(found.proved) or "what the search kept"
     left = f"the first settings, {name} {milliseconds(change.before.latency_ms.get(change.judged))}"
     return (
-        f"{_verdict(verdict)}: in the final replay, {tried} {how}, so the plan changes nothing; best so far: "
+        f"{_opening(verdict)}: in the final replay, {tried} {how}, so the plan changes nothing; best so far: "
         f"{best[1] if best else left}"
     )
 
 
-def _verdict(verdict: str) -> str:
+def _opening(verdict: str) -> str:
     return "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
 
 
@@ -309,7 +308,7 @@ def change_headline(change: Change, verdict: str) -> str:
     key = change.judged
     moved = f"{key_label(key)} {change.moved(key)}"
     ratio = change.ratio(key).value  # unknown if the figure falls among lost requests
-    return f"{_verdict(verdict)}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
+    return f"{_opening(verdict)}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
 
 
 def _sure(change: Change, rounds: int) -> Iterator[Line]:

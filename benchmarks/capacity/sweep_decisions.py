@@ -26,7 +26,7 @@ import numpy.typing as npt
 from benchmarks.capacity.sweep_world import SweepWorld, make_traffic
 from benchmarks.result_file import write_result
 from latfix.capacity.max_load import LargestLoad
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.service_moments import relaxation_time
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests, point_seconds
 from latfix.config.workload_toml import WorkloadSpec
@@ -105,7 +105,7 @@ def swept(case: Case, seed: int) -> Swept:
     """Sweep one service."""
     world = SweepWorld(**{**case.world, "recorded": RECORDED, "seed": seed})
     traffic = make_traffic(REQUESTS, RECORDED, seed=seed, bursts=case.bursts)
-    target = Target(percentile=PERCENTILE, limit=case.limit)
+    target = LatencyObjective(percentile=PERCENTILE, limit=case.limit)
     count = plan_requests(RECORDED, (1.0, 1.0, 1.0), 1, BUDGET_S, target)
     shortest_s, longest_s = point_seconds(BUDGET_S, 1)
     part = part_of(traffic, count, shortest_s=shortest_s, longest_s=longest_s)

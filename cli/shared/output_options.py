@@ -64,10 +64,10 @@ class Outputs:
     """
 
     command: str
-    json: Target
-    junit: Target
-    markdown: Target
-    step_summary: Target
+    json: Destination
+    junit: Destination
+    markdown: Destination
+    step_summary: Destination
     annotations: bool = False
     verbose: bool = False
     started: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
@@ -83,10 +83,10 @@ class Outputs:
         page = (os.environ.get(STEP_SUMMARY) or None) if given.annotations else None
         return cls(
             command=command,
-            json=Target.open("--json", given.json_file),
-            junit=Target.open("--junit", given.junit),
-            markdown=Target.open("--markdown", given.markdown),
-            step_summary=Target.open(f"--annotations: {STEP_SUMMARY}", page, append=True),
+            json=Destination.open("--json", given.json_file),
+            junit=Destination.open("--junit", given.junit),
+            markdown=Destination.open("--markdown", given.markdown),
+            step_summary=Destination.open(f"--annotations: {STEP_SUMMARY}", page, append=True),
             annotations=given.annotations,
             verbose=given.verbose,
         )
@@ -211,7 +211,7 @@ def check_distinct(named: Mapping[str, str | None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """Destination of an output: a file, standard output, or nowhere. A bad path fails before anything runs.
 
     :param option: the option that set it, for messages.
@@ -223,7 +223,7 @@ class Target:
     append: bool = False
 
     @classmethod
-    def open(cls, option: str, where: str | None, *, append: bool = False) -> Target:
+    def open(cls, option: str, where: str | None, *, append: bool = False) -> Destination:
         """Check that the target can be written.
 
         :raises InputError: it cannot.

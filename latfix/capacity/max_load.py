@@ -14,7 +14,7 @@ from typing import Literal
 from latfix.arrays import Floats
 from latfix.capacity.load_crossing import LoadErrors, quantiles
 from latfix.capacity.measured_load import Cell
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.files.json_documents import Document
 from latfix.formatting import listed, percent, rate, significant
 
@@ -117,7 +117,7 @@ class LoadAnswer:
 def load_answer(
     errors: LoadErrors | None,
     cells: Sequence[Cell],
-    target: Target,
+    target: LatencyObjective,
     recorded: float,
     *,
     whole: int,
@@ -184,7 +184,9 @@ def _largest(
     return LargestLoad(status=status, rps=middle, ci95_rps=(lo, hi), reason=reason)
 
 
-def _unsimulated(cells: Sequence[Cell], target: Target, recorded: float, why_none: str) -> LargestLoad | None:
+def _unsimulated(
+    cells: Sequence[Cell], target: LatencyObjective, recorded: float, why_none: str
+) -> LargestLoad | None:
     """The answer if every replay was ended early or failed."""
     if target.limit is None:
         return None

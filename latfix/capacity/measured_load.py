@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints, places
-from latfix.capacity.objective import Target, percentile_of, slow_share
+from latfix.capacity.objective import LatencyObjective, percentile_of, slow_share
 from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
 from latfix.run_record.dispatch_lag import is_on_time, lag_p99_ms
@@ -266,7 +266,7 @@ class Spread(Document):
     largest: float | None = field(metadata=json_key("largest_ratio"))
 
 
-def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
+def cell_of(load: float, points: Sequence[LoadPoint], target: LatencyObjective) -> Cell:
     """Combine all replays of one setting at one load; at least one."""
     series = [point.latency for point in points]
     saturated = 2 * sum(point.grew for point in points) >= len(points)
@@ -281,7 +281,7 @@ def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
     )
 
 
-def _followed(points: Sequence[LoadPoint], target: Target) -> Interval:
+def _followed(points: Sequence[LoadPoint], target: LatencyObjective) -> Interval:
     """The percentile; for a replay that was ended early a lower bound, from the ages of requests in flight."""
     found = percentile_of([followed(point) for point in points], target.percentile)
     return replace(found, hi=math.inf) if any(point.cut for point in points) else found

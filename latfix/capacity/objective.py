@@ -19,7 +19,7 @@ TAIL_REQUESTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LatencyObjective:
     """The objective that loads must meet.
 
     :param percentile: from 1 to below 100.
@@ -60,7 +60,7 @@ def percentile_of(series: Sequence[Floats], percentile: float) -> Interval:
     )
 
 
-def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> Interval:
+def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: LatencyObjective) -> Interval:
     """The share of requests slower than the limit or lost.
 
     Slow requests come in clusters. The clustering is estimated from the requests beyond the limit if there are many,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.capacity.objective import TAIL_REQUESTS, Target
+from latfix.capacity.objective import TAIL_REQUESTS, LatencyObjective
 from latfix.errors import InputError
 from latfix.formatting import counted
 from latfix.traffic.schedule import Traffic
@@ -133,7 +133,9 @@ def recorded_rate(traffic: Traffic) -> float:
     return (len(traffic) - 1) / span
 
 
-def plan_requests(rate: float, loads: Sequence[float], settings: int, budget_s: float, target: Target) -> int:
+def plan_requests(
+    rate: float, loads: Sequence[float], settings: int, budget_s: float, target: LatencyObjective
+) -> int:
     """Requests per point, so that the first round takes about half of the budget.
 
     At least as many as the percentile needs, unless one point at the recorded rate then took over 15 % of the

@@ -176,7 +176,7 @@ def read_plan(path: Path) -> Plan:
         fixes=_fixes(document.get("fix", []), toml),
         machine=_machine(document.get("machine", {}), toml),
         measured=_measured(document.get("measured", {}), toml),
-        verdict=_verdict(document, toml),
+        verdict=_checked_verdict(document, toml),
         rounds=_rounds(document, toml),
         created=_text(document, "created", toml),
         latfix=_text(document, "latfix", toml),
@@ -196,7 +196,7 @@ def _text(table: Mapping[str, Any], key: str, file: TomlFile, *, name: str = "",
     return value
 
 
-def _verdict(document: Mapping[str, Any], file: TomlFile) -> str:
+def _checked_verdict(document: Mapping[str, Any], file: TomlFile) -> str:
     verdict = _text(document, "verdict", file)
     if verdict and verdict not in _PROOF:
         raise file.error("", "verdict", f"verdict = {shown(verdict)}", f"one of {', '.join(_PROOF)}")

@@ -10,12 +10,12 @@ import numpy as np
 
 from latfix.formatting import counted
 from latfix.gates.reference_level import MOST_RUNS, Level
-from latfix.gates.subject import Bounds, GateSubject
+from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import Gate
 from latfix.statistics.decision import FINAL, RatioEstimate
 from latfix.statistics.distributions import normal_quantile, wilson_interval
 from latfix.statistics.group_sequential import needed
-from latfix.statistics.percentiles import percentile_of
+from latfix.statistics.percentiles import Bounds, percentile_of
 from latfix.statistics.score_bounds import allowance
 
 #: With this many requests expected beyond a percentile, at least one is there in 97.5 of 100 runs: -ln(0.025).

@@ -19,10 +19,11 @@ from latfix.files.json_documents import Document
 from latfix.formatting import counted, finite, key_label
 from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
-from latfix.gates.subject import Bounds, GateSubject
+from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import Gate
 from latfix.lower_bound import AtLeast
 from latfix.statistics.decision import FINAL
+from latfix.statistics.percentiles import Bounds
 
 #: If the share of requests that end ``ok`` falls by more, percentiles are not of the same requests.
 MOST_LOST = 0.01
@@ -124,7 +125,7 @@ def evaluate(
     if refusal is not None:
         passed, why = refusal
         return _result(held, passed, f"{_comparison(held)}: {why}")
-    return _of_all(held, _verdict(held, figure_bounds(held)))
+    return _of_all(held, _compared_with_limit(held, figure_bounds(held)))
 
 
 def _against(held: Held, baseline: GateSubject) -> Held:
@@ -171,7 +172,7 @@ def _of_all(held: Held, result: GateResult) -> GateResult:
     return result
 
 
-def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
+def _compared_with_limit(held: Held, bounds: Bounds | None) -> GateResult:
     gate, limit = held.gate, held.limit
     if not (math.isfinite(held.figure) and math.isfinite(limit)) or any(map(math.isnan, bounds or ())):
         reason = f"{_name(held)} has no interval from so few requests; replay more traffic"

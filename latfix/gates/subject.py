@@ -15,15 +15,13 @@ from latfix.stages import Status
 from latfix.statistics.censored import Outcomes, beyond_any, outcomes_of
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
-from latfix.statistics.percentiles import beyond_summary, percentile_figures, percentile_key, percentile_of
+from latfix.statistics.percentiles import Bounds, beyond_summary, percentile_figures, percentile_key, percentile_of
 from latfix.statistics.score_bounds import Rounds, decision_bounds
 
 if TYPE_CHECKING:
     from latfix.results.diagnosis import Diagnosis
     from latfix.run_record.chunked_record import RecordSource
     from latfix.run_record.run_record import RunRecord
-
-Bounds = tuple[float, float]
 
 #: The 95 % interval of the requests in these replays, without an allowance for restarts.
 _SHOWN = Rule(level=0.05, restart_sd=0.0)

@@ -304,7 +304,7 @@ def compare_rounds(
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])
     ratio = _ratios(pairs, before, after, seed=seed, rule=rule, paired=paired, control=control)
     judged = judged or objective_key(new[0])
-    verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest, mean=judged == "mean")
+    verdict, verdict_notes = _judged(before, after, ratio[judged], smallest, mean=judged == "mean")
     need = None
     if verdict == "undecided" and before.trustworthy and after.trustworthy:
         need = needed(ratio[judged], sum(after.requests.values()), smallest=smallest)
@@ -473,7 +473,7 @@ def objective_key(record: RunRecord) -> str:
     return key if key in RATIO_KEYS else "p99"
 
 
-def _verdict(
+def _judged(
     before: Summary, after: Summary, estimate: RatioEstimate, smallest: float, *, mean: bool
 ) -> tuple[Verdict, list[str]]:
     verdict, notes = judge(estimate, smallest=smallest), []

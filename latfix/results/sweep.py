@@ -11,7 +11,7 @@ from latfix.capacity.max_load import Knee, LargestLoad, LoadAnswer, OpenInterval
 from latfix.capacity.measured_load import Cell, LoadPoint, Spread, cell_of
 from latfix.capacity.model_departures import Reason
 from latfix.capacity.next_load import Kind
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.sweep_traffic import Part
 from latfix.files.json_documents import Document, json_key
 from latfix.run_record.run_meta import RunMeta
@@ -288,7 +288,7 @@ class Options:
 
     loads: tuple[float, ...]
     budget_s: float
-    target: Target
+    target: LatencyObjective
     seed: int = 0
     gate_rps: float | None = None
 
@@ -347,7 +347,7 @@ class Outcome:
 
     settings: list[Setting]
     part: Part
-    target: Target
+    target: LatencyObjective
     measured: list[Measured] = field(default_factory=list)
     answers: dict[int, LoadAnswer] = field(default_factory=dict)
     theory: dict[int, Theory] = field(default_factory=dict)

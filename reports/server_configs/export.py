@@ -31,7 +31,7 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerWriter:
     """A server: its display name, its table, and the function that writes its files from translated entries.
 
     :param usage: how to use the files.
@@ -109,24 +109,26 @@ _LIT = "MyAPI(**LIT_API), LitServer(api, **LIT_SERVER)"
 _SHELL = "set -a; . ./latfix.env; set +a"
 _MERGE = "merge it into your container in spec.template.spec.containers"
 
-TARGETS: Mapping[str, Target] = {
-    "triton": Target(
+TARGETS: Mapping[str, ServerWriter] = {
+    "triton": ServerWriter(
         "Triton",
         triton.TABLE,
         lambda document, plan, _: {"config.pbtxt": protobuf_text({"name": plan.workload, **document})},
         "add input and output, or let Triton complete them",
     ),
-    "vllm": Target("vLLM", vllm.TABLE, lambda document, *_: {"vllm.yaml": yaml(document)}, _SERVE),
-    "torchserve": Target(
+    "vllm": ServerWriter("vLLM", vllm.TABLE, lambda document, *_: {"vllm.yaml": yaml(document)}, _SERVE),
+    "torchserve": ServerWriter(
         "TorchServe", torchserve.TABLE, _torchserve, "--ts-config, and --config-file of the archiver"
     ),
-    "litserve": Target("LitServe", litserve.TABLE, _litserve, _LIT),
-    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and deployment's name"),
-    "env": Target(
+    "litserve": ServerWriter("LitServe", litserve.TABLE, _litserve, _LIT),
+    "rayserve": ServerWriter(
+        "Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and deployment's name"
+    ),
+    "env": ServerWriter(
         "the environment",
         _ENVIRONMENT,
         lambda document, _, variables: {"latfix.env": shell_variables({**document, **variables})},
         _SHELL,
     ),
-    "kubernetes": Target("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
+    "kubernetes": ServerWriter("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
 }

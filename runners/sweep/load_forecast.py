@@ -12,7 +12,7 @@ from latfix.arrays import Floats
 from latfix.capacity.latency_curve import LatencyCurve, latency_curve, mean_curve, pace_of
 from latfix.capacity.load_crossing import FARTHEST, LoadErrors, Seen, load_errors, pace_noise, quantiles
 from latfix.capacity.measured_load import LoadPoint, followed
-from latfix.capacity.objective import Target, percentile_of
+from latfix.capacity.objective import LatencyObjective, percentile_of
 from latfix.capacity.sweep_traffic import Part
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.run_record.run_record import RunRecord
@@ -50,13 +50,13 @@ class Simulated:
         """True if an answer may be based on it: a replay that ended early shows the service only under a backlog."""
         return self.forecast is not None and not self.point.cut
 
-    def curve(self, part: Part, target: Target) -> LatencyCurve:
+    def curve(self, part: Part, target: LatencyObjective) -> LatencyCurve:
         """The objective's percentile over load."""
         if self._curve is None:
             self._curve = latency_curve(lambda load: self._percentiles(load, part, target), self.load, target.limit)
         return self._curve
 
-    def _percentiles(self, load: float, part: Part, target: Target) -> Floats:
+    def _percentiles(self, load: float, part: Part, target: LatencyObjective) -> Floats:
         """The percentile of the replayed run, and of equally likely ones."""
         n, arrival = part.requests(load), part.arrivals(load)
         runs = min(max(_SIMULATED // n, _RUNS[0]), _RUNS[1])
@@ -70,7 +70,7 @@ class Simulated:
         wait, latency = self.forecast.at_times(arrival, rotated)
         return wait / 1e9, latency / 1e9
 
-    def followed(self, other: Simulated, part: Part, target: Target) -> Floats:
+    def followed(self, other: Simulated, part: Part, target: LatencyObjective) -> Floats:
         """By pace, the logarithm of the percentile of latencies as a replay that ended early could see them."""
         sent, until = len(other.point.latency), other.point.until if other.point.cut else math.inf
         values = []
@@ -82,7 +82,7 @@ class Simulated:
         return np.array(values)
 
 
-def tail_noise(point: LoadPoint, target: Target) -> float:
+def tail_noise(point: LoadPoint, target: LatencyObjective) -> float:
     """Standard deviation of the percentile's logarithm that is due to the number of requests beyond it.
 
     The tail's slope, between half and twice as many requests beyond, over the root of their number.
@@ -97,7 +97,9 @@ def tail_noise(point: LoadPoint, target: Target) -> float:
     return math.log(high / max(low, 1e-9)) / math.log(4.0) / math.sqrt(beyond)
 
 
-def load_errors_of(replays: Sequence[Simulated], part: Part, target: Target, *, seed: int) -> LoadErrors | None:
+def load_errors_of(
+    replays: Sequence[Simulated], part: Part, target: LatencyObjective, *, seed: int
+) -> LoadErrors | None:
     """Errors of the simulations of one setting; ``None`` if no replay can be simulated.
 
     Replays that ended early are only used to measure the errors of others, unless there are no others.
@@ -114,7 +116,7 @@ def load_errors_of(replays: Sequence[Simulated], part: Part, target: Target, *, 
 
 
 def _errors(
-    bases: Sequence[Simulated], replays: Sequence[Simulated], part: Part, target: Target, seed: int
+    bases: Sequence[Simulated], replays: Sequence[Simulated], part: Part, target: LatencyObjective, seed: int
 ) -> LoadErrors:
     """Errors of the mean simulation of ``bases``, compared with all replays."""
     curve = mean_curve([base.curve(part, target) for base in bases])
@@ -131,7 +133,9 @@ def _errors(
     return load_errors(curve, begun, shared, seen, seed=seed)
 
 
-def _pace(curve: LatencyCurve, bases: Sequence[Simulated], one: Simulated, part: Part, target: Target) -> float:
+def _pace(
+    curve: LatencyCurve, bases: Sequence[Simulated], one: Simulated, part: Part, target: LatencyObjective
+) -> float:
     """How much slower the service was in a replay than simulated, as a logarithm."""
     load = math.log(one.load)
     measured = percentile_of([followed(one.point)], target.percentile).value

@@ -15,7 +15,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.capacity.model_departures import ModelPrediction, reasons
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import Part
 from latfix.results.sweep import LoadPrediction, LoadTheory, ServiceMoments, Theory
@@ -35,7 +35,7 @@ def theory_of(
     replays: Sequence[Simulated],
     settings: RunnerSettings,
     part: Part,
-    target: Target,
+    target: LatencyObjective,
     *,
     seed: int,
     points: int = 1,
@@ -108,7 +108,7 @@ def _predictions(
     one: Simulated,
     settings: RunnerSettings,
     part: Part,
-    target: Target,
+    target: LatencyObjective,
     scale: dict[str, float],
     relaxation: float,
     arrivals: int,
@@ -140,7 +140,7 @@ def _predictions(
     return found
 
 
-def _prediction(wait: Floats, service: Floats, target: Target, fitted: bool) -> LoadPrediction:
+def _prediction(wait: Floats, service: Floats, target: LatencyObjective, fitted: bool) -> LoadPrediction:
     latency = wait + service
     return LoadPrediction(
         mean_wait_ms=float(wait.mean()) * 1e3,

@@ -11,10 +11,10 @@ from latfix.capacity.latency_curve import LatencyCurve
 from latfix.capacity.load_crossing import Seen, load_errors, pace_noise
 from latfix.capacity.max_load import LargestLoad, LoadAnswer, at_least, load_answer, pareto
 from latfix.capacity.measured_load import Cell, run_spread
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.statistics.decision import Interval
 
-LIMIT = Target(percentile=99.0, limit=0.1)
+LIMIT = LatencyObjective(percentile=99.0, limit=0.1)
 
 
 def cell(
@@ -49,7 +49,7 @@ CURVE = LatencyCurve(
 
 def answer(paces: dict[float, float], limit: float | None = 0.1, whole: int | None = None) -> LoadAnswer:
     """The answer from replays of M/M/1 that are slower than simulated by ``paces``; ``whole`` were complete."""
-    target = Target(percentile=99.0, limit=limit)
+    target = LatencyObjective(percentile=99.0, limit=limit)
     seen = [
         Seen(load=math.log(load), pace=pace, noise=pace_noise(CURVE, math.log(load), 0.05))
         for load, pace in paces.items()

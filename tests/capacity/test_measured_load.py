@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.capacity.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import backlog_grew, cell_of, load_point
-from latfix.capacity.objective import Target, percentile_of, slow_share
+from latfix.capacity.objective import LatencyObjective, percentile_of, slow_share
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from latfix.statistics.latency_summary import summarize_ms
@@ -52,7 +52,7 @@ def test_lost_requests_are_slower_than_any() -> None:
     assert np.count_nonzero(np.isinf(point.latency)) == point.lost
     assert percentile_of([point.latency], 99.0).value == math.inf
     assert percentile_of([point.latency], 90.0).value < 0.1
-    slow = slow_share([point.latency], [point.age], Target(percentile=99.0, limit=10.0))
+    slow = slow_share([point.latency], [point.age], LatencyObjective(percentile=99.0, limit=10.0))
     assert slow.lo < slow.value == pytest.approx(point.lost / 1000)
 
 
@@ -64,7 +64,7 @@ def test_a_replay_that_was_ended_early_counts_ages() -> None:
     assert point.grew and point.cut and len(point.latency) == sent
     in_flight = np.isinf(point.latency)
     assert np.count_nonzero(in_flight) == sent - len(record.requests["index"]) > 100
-    target = Target(percentile=99.0, limit=0.5)
+    target = LatencyObjective(percentile=99.0, limit=0.5)
     # Those that came last have not waited half a second yet: they are not counted against it.
     assert 0.3 < slow_share([point.latency], [point.age], target).value < 0.9
     cell = cell_of(2.0, [point], target)
@@ -113,7 +113,7 @@ def test_neighbors_that_are_slow_together_count_for_less() -> None:
     alone, together = np.full(2000, 0.1), np.full(2000, 0.1)
     alone[::50] = 1.0  # 40 slow ones far apart, and 40 in one burst
     together[500:540] = 1.0
-    target = Target(percentile=99.0, limit=0.5)
+    target = LatencyObjective(percentile=99.0, limit=0.5)
     apart, clustered = slow_share([alone], [alone], target), slow_share([together], [together], target)
     assert apart.value == clustered.value == 0.02
     assert clustered.lo < 0.01 < apart.lo
@@ -122,4 +122,4 @@ def test_neighbors_that_are_slow_together_count_for_less() -> None:
 def test_a_run_without_slow_requests_does_not_prove_as_many_successes() -> None:
     latency = np.full(2000, 0.1)
     latency[500:530] = 0.4  # a burst, all of it below the limit
-    assert slow_share([latency], [latency], Target(percentile=99.0, limit=0.5)).hi > 3 / 2000
+    assert slow_share([latency], [latency], LatencyObjective(percentile=99.0, limit=0.5)).hi > 3 / 2000

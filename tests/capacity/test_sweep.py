@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.capacity.sweep_world import SimulatedArm, SweepWorld, make_traffic
 from latfix.capacity.max_load import LargestLoad
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
@@ -103,7 +103,7 @@ def run(
     out: Path,
     *variants: dict[str, Any],
     budget_s: float = 3000.0,
-    target: Target | None = None,
+    target: LatencyObjective | None = None,
     requests: int = 1000,
     seed: int = 0,
     loads: tuple[float, ...] = (),
@@ -123,7 +123,7 @@ def run(
         Options(
             loads=loads,
             budget_s=budget_s,
-            target=target or Target(percentile=90.0, limit=0.1),
+            target=target or LatencyObjective(percentile=90.0, limit=0.1),
             seed=seed,
             gate_rps=gate_rps,
         ),
@@ -228,7 +228,7 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(world: World, 
     part = part_of(make_traffic(1000, 50.0), 1000, longest_s=15.0)
     assert part.requests(0.1) == 1000 and 60 < part.sent(0.1) < 90
     assert part.seconds(0.1) <= 15.1 and len(part.at(0.1)) == part.sent(0.1)
-    outcome = run(world, part, tmp_path, budget_s=120.0, target=Target(percentile=90.0, limit=1.0))
+    outcome = run(world, part, tmp_path, budget_s=120.0, target=LatencyObjective(percentile=90.0, limit=1.0))
     largest = outcome.answers[0].largest
     assert largest is not None and largest.rps is not None
     # 7.8 a second at most; p90 of M/M/1 reaches a second at 5.5.
@@ -239,7 +239,7 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(world: World, 
 
 
 def test_a_load_whose_own_replay_is_on_the_other_side_of_the_limit_is_undecided(world: World, tmp_path: Path) -> None:
-    target = Target(percentile=90.0, limit=1.0)
+    target = LatencyObjective(percentile=90.0, limit=1.0)
     outcome = run(world, make_traffic(400, 20.0), tmp_path, requests=400, target=target, loads=(1.0,))
     missed = LargestLoad(status="found", rps=4.0, ci95_rps=(3.0, 5.0))
     outcome.answers[0] = replace(outcome.answers[0], largest=missed)
@@ -264,7 +264,9 @@ def test_a_drain_is_cut_once_it_adds_no_information(world: World, tmp_path: Path
 
 def test_repeated_and_too_short_recordings_are_reported(world: World, tmp_path: Path) -> None:
     traffic = make_traffic(3, 20.0)
-    outcome = run(world, traffic, tmp_path, requests=51, budget_s=60.0, target=Target(percentile=99.0, limit=0.1))
+    outcome = run(
+        world, traffic, tmp_path, requests=51, budget_s=60.0, target=LatencyObjective(percentile=99.0, limit=0.1)
+    )
     notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0).notes)
     assert "The recording holds 3 requests, and each point replays it 17 times" in notes
     needed = re.search(r"it takes 1,000 requests a point: --budget (\d+)m or more, or --requests 1000", notes)
@@ -348,7 +350,7 @@ def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path
 def test_the_budget_ends_a_replay_that_it_does_not_hold(world: World, tmp_path: Path) -> None:
     # Ten seconds of requests, and five more to drain: more than planned.
     world.slower = 2.5
-    target = Target(percentile=90.0, limit=5.0)
+    target = LatencyObjective(percentile=90.0, limit=5.0)
     traffic = make_traffic(500, 50.0)
     outcome = run(world, traffic, tmp_path, budget_s=37.0, target=target, requests=500, loads=(1.0, 1.05))
     assert len(outcome.measured) == 2 and not outcome.measured[0].point.cut and world.now <= 37.5
@@ -358,7 +360,9 @@ def test_the_budget_ends_a_replay_that_it_does_not_hold(world: World, tmp_path: 
 
 def test_loads_far_above_capacity_show_how_far_to_step_down(world: World, tmp_path: Path) -> None:
     world.slower = 10.0  # 6.25 a second, where 50 were recorded
-    outcome = run(world, make_traffic(400, 50.0), tmp_path, requests=400, target=Target(percentile=90.0, limit=1.0))
+    outcome = run(
+        world, make_traffic(400, 50.0), tmp_path, requests=400, target=LatencyObjective(percentile=90.0, limit=1.0)
+    )
     assert [(one.point.cut, one.load < 0.2) for one in outcome.measured[:3]] == [
         (True, False),
         (True, False),

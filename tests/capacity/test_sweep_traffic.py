@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from benchmarks.capacity.sweep_world import make_traffic
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.sweep_traffic import burstiness, index_of_dispersion, part_of, plan_requests, recorded_rate
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
 
-P99 = Target(percentile=99.0)
+P99 = LatencyObjective(percentile=99.0)
 LOADS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
@@ -126,10 +126,10 @@ def test_requests_by_budget() -> None:
     assert few == some == 1000 < many, "fewer hold too few slow ones for a p99"
     assert plan_requests(2.0, LOADS, 1, 300.0, P99) == 90, "no point takes over 15 % of the budget"
     # The first round takes about half of the budget, and no point is longer than needed.
-    rough = plan_requests(40.0, LOADS, 1, 300.0, Target(percentile=50.0))
+    rough = plan_requests(40.0, LOADS, 1, 300.0, LatencyObjective(percentile=50.0))
     assert rough / 40 * sum(1 / load for load in LOADS) <= 150
     assert many == 2000
-    assert plan_requests(40.0, LOADS, 1, 36_000.0, Target(percentile=90.0)) == 200
+    assert plan_requests(40.0, LOADS, 1, 36_000.0, LatencyObjective(percentile=90.0)) == 200
 
 
 def test_arrivals_are_those_of_the_schedule() -> None:

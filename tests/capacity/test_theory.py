@@ -12,7 +12,7 @@ import pytest
 from benchmarks.capacity.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import LoadPoint, load_point
 from latfix.capacity.model_departures import ModelPrediction, reasons
-from latfix.capacity.objective import Target
+from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import part_of
 from latfix.results.sweep import Theory
@@ -20,7 +20,7 @@ from latfix.runners.sweep.load_forecast import Simulated
 from latfix.runners.sweep.theory import MODELS, theory_of
 from latfix.settings import RunnerSettings
 
-TARGET = Target(percentile=99.0, limit=0.1)
+TARGET = LatencyObjective(percentile=99.0, limit=0.1)
 ONE = RunnerSettings()
 
 

@@ -94,7 +94,7 @@ def test_the_main_causes_and_the_rest_sum_to_the_excess(session: Session) -> Non
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("replay", "this one run; a restart typically moves it by another 7 %, --rounds 5 measures that"),
+        ("replay", "this one run; a restart may move it further, --rounds 5 measures how far"),
         ("http", "this one run"),
         ("requests", "this one recording"),
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, check_seed, refuse_given
-from latfix.cli.shared.output_options import Target
+from latfix.cli.shared.output_options import Destination
 from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def fragmentation(
         raise InputError(f"--turns: found {turns}; expected a whole number from 1 to 1000000")
     read = None if trace is None else read_trace(trace)
     room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _peak_reserved(read)
-    target = Target.open("--json", json_file)
+    target = Destination.open("--json", json_file)
     folder = None if out is None else open_folder(out)
     made = read or generate(seed, Traffic(turns=turns or _TURNS, capacity=room))
     current = known_settings(made.setting)

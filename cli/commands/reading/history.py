@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latfix.cli.shared.options import JsonOption, SeedOption, check_seed
-from latfix.cli.shared.output_options import Target
+from latfix.cli.shared.output_options import Destination
 from latfix.errors import InputError
 from latfix.formatting import did_you_mean
 
@@ -56,7 +56,7 @@ def history(
     if chosen == "off":
         raise InputError(f"{VARIABLE if file is None else '--history'}: found off; expected the history to read")
     check_distinct({"--json": json_file, "--html": None if html is None else str(html)})
-    target = Target.open("--json", json_file)
+    target = Destination.open("--json", json_file)
     if html is not None:
         check_writable("--html", str(html))
     past = History.read(history_file(chosen))

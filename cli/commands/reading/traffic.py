@@ -29,7 +29,7 @@ traffic_app = typer.Typer(
 _MANY = 50_000
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="Recorded traffic, in any supported format.")]
-Target = Annotated[Path, typer.Argument(metavar="OUT", help="A .jsonl, .csv or .parquet file to write.")]
+OutputFile = Annotated[Path, typer.Argument(metavar="OUT", help="A .jsonl, .csv or .parquet file to write.")]
 
 
 @traffic_app.command("inspect")
@@ -48,13 +48,14 @@ def inspect_command(
     """
     from rich.console import Console
 
-    from latfix.reports.terminal.traffic import check_picture, draw_shape, render_shape
+    from latfix.reports.charts.traffic_picture import check_picture, draw_shape
+    from latfix.reports.terminal.traffic import render_shape
     from latfix.traffic.derived_features import parse_map_option
     from latfix.traffic.io.block_reader import read_in_blocks
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.summary import describe
 
-    figures = output_options.Target.open("--json", json_out)
+    figures = output_options.Destination.open("--json", json_out)
     if picture is not None:
         check_picture(picture)
         output_options.check_writable("--picture", str(picture))
@@ -78,7 +79,7 @@ def inspect_command(
 @traffic_app.command("convert")
 def convert_command(
     source: Source,
-    target: Target,
+    target: OutputFile,
     speed: Annotated[float | None, typer.Option(metavar="X", help="Make it X times as fast.")] = None,
     to_duration: Annotated[
         float | None, typer.Option(metavar="S", help="Scale time so that the last request is at S seconds.")
@@ -195,7 +196,7 @@ def import_command(
 
 @traffic_app.command("synthesize")
 def synthesize_command(
-    target: Target,
+    target: OutputFile,
     kind: Annotated[str, typer.Option(help="poisson, gamma, bursts or periodic.")],
     rate: Annotated[float, typer.Option(help="Mean requests a second.")],
     duration: Annotated[float, typer.Option(metavar="S", help="Length in seconds.")],

@@ -43,7 +43,7 @@ def backends(
     spec = replayed.load_spec(workload)
     settings = spec.settings.with_overrides(options.check_device(replayed.device))
     schedule = options.load_traffic(spec, replayed)
-    target = output_options.Target.open("--json", json_file)
+    target = output_options.Destination.open("--json", json_file)
     keep = None if out is None else open_folder(out) / "backends.json"
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):

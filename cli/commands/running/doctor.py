@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from latfix.cli.shared.options import JsonOption, KeepOption
-from latfix.cli.shared.output_options import Target
+from latfix.cli.shared.output_options import Destination
 from latfix.errors import EXIT_OK, InputError
 
 
@@ -30,7 +30,7 @@ def doctor(
 
     if not 0 <= seconds <= 3600:
         raise InputError(f"--seconds: found {seconds:g}; expected a number from 0 to 3600")
-    target = Target.open("--json", json_file)
+    target = Destination.open("--json", json_file)
     keep = None if out is None else open_folder(out) / "doctor.json"
     with Console(stderr=True).status("examining …"):
         found = examine(seconds)

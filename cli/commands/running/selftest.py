@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latfix.cli.shared.options import JsonOption, KeepOption, check_seed
-from latfix.cli.shared.output_options import Target
+from latfix.cli.shared.output_options import Destination
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def selftest(
                 "--rescore: found --quick, --cause, --intensity, --seed, --repeat or --out as well; expected no "
                 "option but --json"
             )
-        target = Target.open("--json", json_file)
+        target = Destination.open("--json", json_file)
         return _conclude(score_again(rescore, on_case=on_case), target)
     chosen = {"causes": tuple(cause or ()), "intensities": tuple(intensity or ())}
     cases = plan_cases(quick=quick, seed=seed, repeat=repeat, **chosen)
-    target = Target.open("--json", json_file)
+    target = Destination.open("--json", json_file)
     with kept_or_temporary(out, "latfix-selftest-") as folder:
         groups = ", ".join(f"{number} {group}" for group, number in by_group(cases).items())
         console.print(f"selftest: {len(cases)} runs ({groups}), about {minutes(estimate_s(cases))}")
@@ -95,7 +95,7 @@ def _show(console: Console, place: int, of: int, case: Case, score: CaseScore | 
         console.print(case_line(place, of, case.id, score), end=end, soft_wrap=True)
 
 
-def _conclude(board: Scoreboard, target: Target) -> int:
+def _conclude(board: Scoreboard, target: Destination) -> int:
     """Write the document and show the scoreboard."""
     from latfix.reports.terminal.selftest import render_scoreboard
 

@@ -70,7 +70,7 @@ def sweep(
     Replays recorded traffic at several loads and settings. Shows the knee, the largest load, and how far queueing
     models are off.
     """
-    from latfix.capacity.objective import Target
+    from latfix.capacity.objective import LatencyObjective
     from latfix.capacity.sweep_traffic import part_of, plan_requests, point_seconds, recorded_rate
     from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.results.sweep import Options
@@ -90,7 +90,7 @@ def sweep(
     combinations = parse_variants(variants or ())
     spec = replayed.load_spec(workload)
     limit_ms = slo if slo is not None else spec.objective.slo_ms
-    target = Target(
+    target = LatencyObjective(
         percentile=percentile if percentile is not None else spec.objective.percentile,
         limit=None if limit_ms is None else limit_ms / 1e3,
     )
@@ -101,7 +101,7 @@ def sweep(
     schedule = options.load_traffic(spec, replayed)
     rate = recorded_rate(schedule)
     grid = _grid(wanted, rate, in_rates=rates is not None, at_least=at_least)
-    json_target = output_options.Target.open("--json", json_file)
+    json_target = output_options.Destination.open("--json", json_file)
     count = requests or plan_requests(rate, grid or _USUAL_LOADS, len(settings), budget_s, target)
     shortest_s, longest_s = (0.0, math.inf) if requests else point_seconds(budget_s, len(settings))
     part = part_of(schedule, count, shortest_s=shortest_s, longest_s=longest_s)
@@ -126,7 +126,7 @@ def sweep(
     return _conclude(folder, replace(found, origin=origin), outcome, json_target)
 
 
-def _conclude(folder: Path, found: Swept, outcome: Outcome, target: output_options.Target) -> int:
+def _conclude(folder: Path, found: Swept, outcome: Outcome, target: output_options.Destination) -> int:
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.reports.terminal.sweep import render_sweep
 

@@ -78,7 +78,7 @@ def try_ideas(
     for idea in ideas:
         check_runs(idea.spec)
     schedule = options.load_traffic(spec, replayed)
-    target = output_options.Target.open("--json", json_file)
+    target = output_options.Destination.open("--json", json_file)
     folder = open_folder(out or default_folder(spec.name, "try"))
     origin = origin_now(spec.folder)
     found = SideBySide(
@@ -139,7 +139,7 @@ def parse_ideas(
     return ideas.distinct(found, say)
 
 
-def _conclude(folder: Path, found: Trial, target: output_options.Target) -> int:
+def _conclude(folder: Path, found: Trial, target: output_options.Destination) -> int:
     from latfix.cli.shared.diagnose_flow import write_trial_page
     from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.trial import render_trial

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from latfix.cli.shared.options import TrafficOptions, check_device, check_seed, load_traffic, parse_budget
-from latfix.cli.shared.output_options import Target, check_writable
+from latfix.cli.shared.output_options import Destination, check_writable
 from latfix.config.plan import Plan, plan_text
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
@@ -149,17 +149,17 @@ def test_devices_and_seeds_that_are_valid(device: str) -> None:
 
 def test_json_goes_to_a_file_whole(tmp_path: Path) -> None:
     file = tmp_path / "d.json"
-    target = Target.open("--json", str(file))
+    target = Destination.open("--json", str(file))
     assert not file.exists(), "looking whether it can be written leaves nothing behind"
     target.write_json({"a": 1})
     assert json.loads(file.read_text()) == {"a": 1}
-    Target.open("--json", str(file))
+    Destination.open("--json", str(file))
     assert json.loads(file.read_text()) == {"a": 1}, "and spoils nothing that is there"
 
 
 def test_json_goes_to_the_file_that_a_link_names(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("file.json")
-    target = Target.open("--json", str(tmp_path / "link.json"))
+    target = Destination.open("--json", str(tmp_path / "link.json"))
     assert not (tmp_path / "file.json").exists(), "nothing is written before there is a result"
     target.write_json({"a": 1})
     assert (tmp_path / "link.json").is_symlink() and json.loads((tmp_path / "file.json").read_text()) == {"a": 1}
@@ -170,7 +170,7 @@ def test_json_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    target = Target.open("--json", str(pipe))
+    target = Destination.open("--json", str(pipe))
     reader.start()
     target.write_json({"a": 1})
     reader.join(10)
@@ -181,14 +181,14 @@ def test_json_into_a_pipe(tmp_path: Path) -> None:
 def test_json_that_cannot_be_written_in_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "there"
     folder.mkdir()
-    target = Target.open("--json", str(folder / "d.json"))
+    target = Destination.open("--json", str(folder / "d.json"))
     folder.rmdir()
     with pytest.raises(InputError, match="--json: cannot write"):
         target.write_json({"a": 1})
 
 
 def test_json_to_standard_output_is_finite(capsys: pytest.CaptureFixture[str]) -> None:
-    target = Target.open("--json", "-")
+    target = Destination.open("--json", "-")
     assert target.to_stdout
     target.write_json({"a": [1, 2.5, None, "ü"]})
     assert json.loads(capsys.readouterr().out) == {"a": [1, 2.5, None, "ü"]}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
-from latfix.reports.terminal.traffic import draw_shape, render_shape
+from latfix.reports.charts.traffic_picture import draw_shape
+from latfix.reports.terminal.traffic import render_shape
 from latfix.traffic.parsed_fields import feature_array, fill_ids
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import TrafficShape, describe, figure, seconds_text
