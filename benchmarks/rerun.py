@@ -3,9 +3,9 @@
     python -m benchmarks.rerun           `make results`: repeat cheap ones, show the commands of the others
     python -m benchmarks.rerun --list    measure nothing
 
-A result is stale if commits since its measurement changed what it measures. ``commit`` in the result is that of the
-measurement (the oldest, if there are several), which ``commit_from`` found elsewhere if the measurement did not write
-it. Without a commit, changes are counted from the commit of the file on.
+A result is stale if a tenth of the lines that it measures changed since its measurement. ``commit`` in the result is
+that of the measurement (the oldest, if there are several), which ``commit_from`` found elsewhere if the measurement
+did not write it. Without a commit, changes are counted from the commit of the file on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,10 @@ from benchmarks.result_file import RESULTS, ROOT, git
 _OPTIMIZER = ("runners/optimize", "runners/fixes", "runners/measure", "runners/backends", "profilers/forecast")
 _DIAGNOSIS = ("profilers/attribution", "profilers/causes", "profilers/evidence", "profilers/probes")
 _ENGINE = ("runners/engine", "runners/scheduling", "runners/calls")
+#: Share of the measured lines that must have changed for a result to be stale.
+_STALE = 0.1
+#: The tree without files, which every git repository knows.
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +158,28 @@ def main() -> int:
         commit = commit_of(RESULTS / name)
         since = commit or git("log", "-1", "--format=%H", "--", str(RESULTS / name))
         changes = len(git("rev-list", "--no-merges", f"{since}..HEAD", "--", *result.measures).split())
+        share = changed_share(since, result.measures) if changes else 0.0
+        stale = share >= _STALE
         command = result.command.format(python=sys.executable, file=f"benchmarks/results/{name}")
-        state = f"stale: {changes} commits since" if changes else "as measured"
-        print(f"{name:<30} {commit[:8] or 'unknown':<8}  {state}", flush=True)
-        if changes and (options.list or not result.cheap):
+        since_then = f"{changes} commits since, {100 * share:.0f} % of the code changed" if changes else "as measured"
+        print(f"{name:<30} {commit[:8] or 'unknown':<8}  {'stale: ' * stale}{since_then}", flush=True)
+        if stale and (options.list or not result.cheap):
             print(f"    {command.replace(sys.executable, 'python')}")
-        elif changes:
+        elif stale:
             failed |= subprocess.run(command, shell=True, cwd=ROOT, check=False).returncode
             cited = git("grep", "-l", f"results/{name}", "--", "docs", "README.md").split()
             print(f"    measured again; update the figures in {', '.join(cited) or 'no document'}")
     return int(bool(failed))
+
+
+def changed_share(commit: str, folders: Sequence[str]) -> float:
+    """Share of the lines of Python in some folders that were written or removed since a commit; at most 1."""
+    return min(_changed_lines(commit, folders) / max(_changed_lines(_EMPTY_TREE, folders), 1), 1.0)
+
+
+def _changed_lines(commit: str, folders: Sequence[str]) -> int:
+    rows = git("diff", "--numstat", commit, "HEAD", "--", *(f"{folder}/*.py" for folder in folders)).splitlines()
+    return sum(max(map(int, row.split("\t")[:2])) for row in rows)
 
 
 def commit_of(file: Path) -> str:

@@ -40,7 +40,7 @@ from latfix.reports.comparison_rows import (
     ratio_of,
     result_words,
 )
-from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key, is_replay
+from latfix.reports.diagnosis_rows import cause_advice, closing_advice, is_replay
 from latfix.reports.next_commands import optimize_command, replay_command, resume_command, try_harder_command
 from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import FEW_ROUNDS, side_effect_words
@@ -99,7 +99,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
 
     :param workload: the workload as a user types it; ``None`` for its name.
     """
-    key, lines = focus_key(found), []
+    key, lines = percentile_key(found.percentile), []
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
         if finite(value) is not None and (known := uncertain_bounds(bounds)) != NONE:
@@ -203,7 +203,7 @@ def _recorded(found: Diagnosis) -> Iterator[Line]:
     """Latency of the same requests when the imported traffic was recorded."""
     pairs = [
         f"{key_label(key)} {significant(then)} ms, now {significant(now)} ms"
-        for key in dict.fromkeys(("p50", focus_key(found)))
+        for key in dict.fromkeys(("p50", percentile_key(found.percentile)))
         if (then := finite(found.recorded_ms.get(key))) is not None
         and (now := finite(found.latency_ms.get(key))) is not None
     ]

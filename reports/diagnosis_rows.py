@@ -25,6 +25,7 @@ from latfix.formatting import (
 from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, ServiceFigures
 from latfix.results.worker_summary import WorkerRow
+from latfix.statistics.percentiles import percentile_key
 
 #: Characters of an error message in a sentence.
 _MESSAGE = 200
@@ -222,7 +223,7 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
     """The named causes; empty if no request ended ok."""
     if not diagnosis.requests.get("ok"):
         return []
-    key = focus_key(diagnosis)
+    key = percentile_key(diagnosis.percentile)
     # Without a cause, the requests that were lost are still lost.
     lost = finite(diagnosis.latency_ms.get(key)) is None
     return [
@@ -445,11 +446,6 @@ def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         return []
     read = diagnosis.source.read.items()
     return [(str(name), count(value) if isinstance(value, int) else str(value)) for name, value in read]
-
-
-def focus_key(diagnosis: Diagnosis) -> str:
-    """The key of the objective's percentile in ``latency_ms``: ``p99_9``."""
-    return f"p{diagnosis.percentile:g}".replace(".", "_")
 
 
 def active_causes(diagnosis: Diagnosis) -> list[tuple[str, Activity]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import TrafficOptions, given, load_traffic, refuse_given
+from latfix.cli.shared.options import TrafficOptions, check_whole, given, load_traffic, refuse_given
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
@@ -316,8 +316,7 @@ def replay_in_turns(
             f"{addresses[-1]}: found {len(addresses)} addresses; expected two, and --rounds for more rounds"
         )
     number = _ROUNDS if rounds is None else rounds
-    if not 1 <= number <= _MOST_ROUNDS:
-        raise InputError(f"--rounds: found {number}; expected a whole number from 1 to {_MOST_ROUNDS}")
+    check_whole("--rounds", number, 1, _MOST_ROUNDS)
     replays = {}
     for side, address in zip(_SIDES, addresses, strict=True):
         spec = spec_of(address, options, traffic, None)

@@ -124,8 +124,7 @@ class TrafficOptions:
         check_positive("--duration", self.duration, "seconds")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit: found {self.limit}; expected 1 or more requests")
-        if not 1 <= self.repeat <= 100_000:
-            raise InputError(f"--repeat: found {self.repeat}; expected a whole number from 1 to 100000")
+        check_whole("--repeat", self.repeat, 1, 100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +254,12 @@ def check_positive(option: str, value: float | None, expected: str) -> None:
     """Refuse a value that is given and not a finite number above 0."""
     if value is not None and not (math.isfinite(value) and value > 0):
         raise InputError(f"{option}: found {value}; expected {expected} above 0")
+
+
+def check_whole(option: str, value: int | None, least: int, most: int) -> None:
+    """Refuse a whole number that is given and out of range."""
+    if value is not None and not least <= value <= most:
+        raise InputError(f"{option}: found {value}; expected a whole number from {least} to {most}")
 
 
 def check_seed(seed: int) -> int:

@@ -52,7 +52,6 @@ from latfix.reports.diagnosis_rows import (
     closing_advice,
     cost_words,
     excess_words,
-    focus_key,
     lag_words,
     largest_causes,
     line_rows,
@@ -80,6 +79,7 @@ from latfix.results.diagnosis import Activity, Diagnosis, Ledger, Window
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, stage_label, stage_number
+from latfix.statistics.percentiles import percentile_key
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -280,7 +280,7 @@ def latency_cards(diagnosis: Diagnosis) -> list[Card]:
             words[key] + ("" if words[key] in (NONE, LOST) else " ms"),
             f"95 %: {uncertain_bounds(bounds[key])}" if key in bounds and key != "max" else "",
         )
-        for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
+        for key in dict.fromkeys(["p50", percentile_key(diagnosis.percentile), "max"])
         if key in words
     ]
     if finite(diagnosis.excess_ms) is None:

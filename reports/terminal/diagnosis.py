@@ -40,7 +40,6 @@ from latfix.reports.diagnosis_rows import (
     cost_words,
     error_words,
     excess_words,
-    focus_key,
     lag_words,
     line_rows,
     main_causes,
@@ -70,6 +69,7 @@ from latfix.reports.terminal.widgets import (
 from latfix.reports.vocabulary import CLASS_WORDS, LINES_WORDS, diagnosis_severity
 from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.stages import LOST_NAMES, STAGES
+from latfix.statistics.percentiles import percentile_key
 
 _LISTED = 8
 _ADVISED = 4
@@ -144,7 +144,7 @@ def _title(diagnosis: Diagnosis) -> Text:
 
 
 def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
-    focus = focus_key(diagnosis)
+    focus = percentile_key(diagnosis.percentile)
     known = latency_words(diagnosis.latency_ms)
     given_up = {"p90": 3, "mean": 2, "p99_9": 1, focus: 0}
     columns = [Column("latency, ms", right=False)]

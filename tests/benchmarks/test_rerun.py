@@ -42,13 +42,15 @@ def test_the_oldest_part_dates_a_result(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_list_tells_what_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A result without a commit is as old as its file at least."""
+    """A result without a commit is as old as its file at least; one whose code hardly changed is not stale."""
     counted = []
 
     def git(*words: str) -> str:
         if words[0] == "rev-list" and ".." in words[2]:
             counted.append(words[2])
             return "1\n2\n"
+        if words[0] == "diff":  # of 40 lines, 30 were removed from one file, or 2 written into another
+            return {"aaaaaaaa": "20\t30\ta.py", "ffffffff": "2\t0\tb.py"}.get(words[2], "30\t0\ta.py\n10\t0\tb.py")
         return "aaaaaaaa" if words[0] == "rev-list" else "ffffffff"
 
     monkeypatch.setattr(rerun, "git", git)
@@ -60,6 +62,7 @@ def test_a_list_tells_what_is_known(
     (tmp_path / "b.json").write_text("{}")
     assert rerun.main() == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[1:4] for line in shown[::2]] == [["aaaaaaaa", "stale:", "2"], ["unknown", "stale:", "2"]]
+    assert shown[0].split(maxsplit=2)[1:] == ["aaaaaaaa", "stale: 2 commits since, 75 % of the code changed"]
+    assert shown[2].split(maxsplit=2)[1:] == ["unknown", "2 commits since, 5 % of the code changed"]
     assert counted == ["aaaaaaaa..HEAD", "ffffffff..HEAD"]
     assert shown[1] == "    python -m benchmarks.x --out benchmarks/results/a.json"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, check_seed, refuse_given
+from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, check_seed, check_whole, refuse_given
 from latfix.cli.shared.output_options import Destination
 from latfix.errors import EXIT_OK, InputError
 
@@ -69,8 +69,7 @@ def fragmentation(
     check_seed(seed)
     if trace is not None:
         refuse_given({"--turns": turns}, f"found {trace}, which is read; expected no TRACE")
-    if turns is not None and not 1 <= turns <= 1_000_000:
-        raise InputError(f"--turns: found {turns}; expected a whole number from 1 to 1000000")
+    check_whole("--turns", turns, 1, 1_000_000)
     read = None if trace is None else read_trace(trace)
     room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _peak_reserved(read)
     target = Destination.open("--json", json_file)

@@ -36,8 +36,7 @@ def backends(
     from latfix.runners.replay.run_session import open_folder
 
     replayed.check()
-    if batch is not None and not 1 <= batch <= 4096:
-        raise InputError(f"--batch: found {batch}; expected a whole number from 1 to 4096")
+    options.check_whole("--batch", batch, 1, 4096)
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds: found {seconds}; expected a number above 0, at most 3600")
     spec = replayed.load_spec(workload)

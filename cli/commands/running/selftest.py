@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, KeepOption, check_seed
+from latfix.cli.shared.options import JsonOption, KeepOption, check_seed, check_whole
 from latfix.cli.shared.output_options import Destination
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
@@ -65,8 +65,7 @@ def selftest(
     console = Console(stderr=True, highlight=False)
     on_case = partial(_show, console)
     check_seed(seed)
-    if not 1 <= repeat <= 1000:
-        raise InputError(f"--repeat: found {repeat}; expected a whole number from 1 to 1000")
+    check_whole("--repeat", repeat, 1, 1000)
     if rescore is not None:
         if quick or cause or intensity or out is not None or (seed, repeat) != (_SEED, 1):
             raise InputError(

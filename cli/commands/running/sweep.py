@@ -84,8 +84,7 @@ def sweep(
     check_percentile(percentile)
     options.check_positive("--slo", slo, "milliseconds")
     options.check_positive("--at-least", at_least, "requests a second")
-    if requests is not None and not 20 <= requests <= 1_000_000:
-        raise InputError(f"--requests: found {requests}; expected a whole number from 20 to 1000000")
+    options.check_whole("--requests", requests, 20, 1_000_000)
     wanted = _wanted(loads, rates)
     combinations = parse_variants(variants or ())
     spec = replayed.load_spec(workload)

@@ -62,8 +62,7 @@ def try_ideas(
     from latfix.runners.side_by_side.replay_in_turns import SideBySide
 
     replayed.check()
-    if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
-        raise InputError(f"--rounds: found {rounds}; expected a whole number from 1 to {_MOST_ROUNDS}")
+    options.check_whole("--rounds", rounds, 1, _MOST_ROUNDS)
     budget_s, shown = options.parse_budget(budget), ReplayLines()
     spec = load_spec(workload, traffic=replayed.traffic)
     ideas = parse_ideas(
