@@ -36,7 +36,7 @@ class Tally(threading.local):
 #: Maximum number of distinct shapes outside the engine kept for the report.
 _EXAMPLES = 6
 #: Runs and nanoseconds of a thread's tally, and its clock before a call. A tuple: one is made per batch.
-Reading = tuple[int, int, int]
+TallyStart = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ class Calls:
     compute_ns: int = 0
     replaced_ns: int = 0
 
-    def begin(self) -> Reading:
+    def begin(self) -> TallyStart:
         """Take a reading before a call."""
         tally = self.tally
         if tally is None:
             return 0, 0, time.perf_counter_ns()
         return tally.runs, tally.ns, time.perf_counter_ns()
 
-    def end(self, before: Reading, *, inference: bool) -> None:
+    def end(self, before: TallyStart, *, inference: bool) -> None:
         """Account for the call since ``before``, in the same thread."""
         runs, ns, at_ns = before
         self.batches += 1

@@ -38,7 +38,7 @@ _MOST_TAKEN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RoutingDecision:
     """The decision of a free worker.
 
     :param take: maximum number of requests to take; 0 to leave all to faster workers.
@@ -211,7 +211,7 @@ class Router:
                 chosen, least = worker, (weight, replica.taken)
         return chosen
 
-    def decide(self, worker: int, *, waiting: int, most: int, due_ns: int, now_ns: int) -> Choice:
+    def decide(self, worker: int, *, waiting: int, most: int, due_ns: int, now_ns: int) -> RoutingDecision:
         """Decide what a worker that is free now takes.
 
         :param waiting: requests in the queue, at least one; ``most`` of them fill a batch.
@@ -219,7 +219,7 @@ class Router:
         """
         mine = self.weight(worker)
         if mine == 1.0:
-            return Choice(most)
+            return RoutingDecision(most)
         each = most if self.places == 1 else 1
         unit = self.pace.expected_ns(min(waiting, each))
         quicker = [other for other in range(len(self._replicas)) if self.weight(other) < mine]
@@ -233,13 +233,13 @@ class Router:
         late = ((abs(free), takes) for free, takes in faster)
         ahead = left_to_faster(takes_here, late, -(-waiting // each))
         if ahead is not None:
-            return Choice(min(most, waiting - ahead * each), skip=ahead * each)
+            return RoutingDecision(min(most, waiting - ahead * each), skip=ahead * each)
         if self._to_be_tried(worker, mine):
-            return Choice(1, skip=waiting - 1, probe=True)
+            return RoutingDecision(1, skip=waiting - 1, probe=True)
         self.held += 1
         # At that time the first of them is so late that it is no longer expected to be sooner.
         flips = min(free + takes_here - takes for free, takes in faster)
-        return Choice(0, again_ns=max(round(flips), LEAST_WAIT_NS))
+        return RoutingDecision(0, again_ns=max(round(flips), LEAST_WAIT_NS))
 
     def not_now(self, worker: int) -> None:
         """Postpone a trial: there was no suitable request for it."""

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
-from latfix.runners.scheduling.replica_router import Choice, Router
+from latfix.runners.scheduling.replica_router import Router, RoutingDecision
 
 #: A request is tried on a slow worker only if its remaining time is this multiple of its expected time there.
 _TIME_TO_TRY = 3.0
@@ -74,21 +74,21 @@ class RoutedQueue(BatchQueue):
             return None
         limit = self._limits.size
         if self._closed:
-            return self._form(worker, Choice(limit), free_ns, now_ns)
+            return self._form(worker, RoutingDecision(limit), free_ns, now_ns)
         # With a full batch waiting, the window decides nothing, and a long backlog need not be searched.
         full = waiting >= limit
         due = self._filled_ns if full else backlog.oldest_ns() + self._limits.window_ns
         if due > now_ns and not full:
             return due - now_ns
-        choice = self.router.decide(worker, waiting=waiting, most=limit, due_ns=due, now_ns=now_ns)
-        if choice.probe and not self._has_time(worker, now_ns):
+        decision = self.router.decide(worker, waiting=waiting, most=limit, due_ns=due, now_ns=now_ns)
+        if decision.probe and not self._has_time(worker, now_ns):
             self.router.not_now(worker)
             self._wake()
             return None
-        if not choice.take:
+        if not decision.take:
             self._doors[worker].held_ns = now_ns
-            return choice.again_ns
-        return self._form(worker, choice, free_ns, now_ns, full=full)
+            return decision.again_ns
+        return self._form(worker, decision, free_ns, now_ns, full=full)
 
     def take_at(self, worker: int, free_ns: int, patience_s: float | None) -> Formed | None:
         """A batch, ``None`` when closed, ``IDLE`` if none was available for ``patience_s`` seconds."""
@@ -120,21 +120,23 @@ class RoutedQueue(BatchQueue):
             if not waiting:
                 return None
             due = self._backlog.head_ns()
-            choice = self.router.decide(worker, waiting=waiting, most=most, due_ns=due, now_ns=now)
-            if not choice.take or choice.probe:
+            decision = self.router.decide(worker, waiting=waiting, most=most, due_ns=due, now_ns=now)
+            if not decision.take or decision.probe:
                 return None
-            return self._form(worker, choice, now, now)
+            return self._form(worker, decision, now, now)
 
     def _wake(self) -> None:
         """Wake the worker that should decide on the waiting requests."""
         if len(self._backlog) and (worker := self.router.ring(self._clock())) is not None:
             self.bells[worker].notify()
 
-    def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:
+    def _form(
+        self, worker: int, decision: RoutingDecision, free_ns: int, now_ns: int, *, full: bool = False
+    ) -> Formed:
         """Take a batch, and note that the worker begins it."""
         door = self._doors[worker]
-        members, dropped = self._pop(choice.take, now_ns, choice.skip)
-        self.router.probes += choice.probe
+        members, dropped = self._pop(decision.take, now_ns, decision.skip)
+        self.router.probes += decision.probe
         first = min((member.enqueued_ns for member in members), default=now_ns)
         # Until now these requests were left to a faster worker, so their wait is not for this one.
         opened = now_ns if door.held_ns >= first else max(free_ns, first)
