@@ -30,9 +30,9 @@ from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.service_moments import relaxation_time
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests, point_seconds
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.results.sweep import Options, Setting
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.sweep.sweep import Sweep
+from latfix.runners.sweep.sweep_state import Options, Setting
 from latfix.settings import RunnerSettings
 from latfix.statistics.change_points import rising_level
 from latfix.traffic.schedule import Traffic

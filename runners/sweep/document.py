@@ -19,16 +19,15 @@ from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
     ModelErrors,
-    Outcome,
     PointObjective,
     PointRun,
-    Setting,
     Sweep,
     SweepObjective,
     SweepPoint,
     SweepTraffic,
     SweptSetting,
 )
+from latfix.runners.sweep.sweep_state import Outcome, Setting
 from latfix.runners.sweep.theory import MODELS
 from latfix.statistics.censored import Outcomes
 from latfix.traffic.transforms import MAX_REQUESTS

@@ -25,13 +25,14 @@ from latfix.errors import InputError, LatfixError
 from latfix.formatting import counted, percent
 from latfix.profilers.causes.host.core_takers import disturbance
 from latfix.results.comparison import costs
-from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
+from latfix.results.sweep import SkippedLoad
 from latfix.run_record.run_record import SCHEDULE, RunRecord
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.sweep.early_stop import BacklogWatch
 from latfix.runners.sweep.load_forecast import Simulated, load_errors_of
+from latfix.runners.sweep.sweep_state import Measured, Options, Outcome, Setting
 from latfix.runners.sweep.theory import theory_of
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule

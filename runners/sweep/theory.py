@@ -18,8 +18,9 @@ from latfix.capacity.model_departures import ModelPrediction, reasons
 from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import Part
-from latfix.results.sweep import LoadPrediction, LoadTheory, ServiceMoments, Theory
+from latfix.results.sweep import LoadPrediction, ServiceMoments
 from latfix.runners.sweep.load_forecast import Simulated
+from latfix.runners.sweep.sweep_state import LoadTheory, Theory
 from latfix.settings import RunnerSettings
 
 #: In the order of reports.

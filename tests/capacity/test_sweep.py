@@ -18,13 +18,13 @@ from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
-from latfix.results.sweep import Options, Outcome, Setting
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
 from latfix.runners.sweep import load_forecast
 from latfix.runners.sweep.document import points_document, sweep_document
 from latfix.runners.sweep.sweep import Sweep
+from latfix.runners.sweep.sweep_state import Options, Outcome, Setting
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 

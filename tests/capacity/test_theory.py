@@ -15,8 +15,8 @@ from latfix.capacity.model_departures import ModelPrediction, reasons
 from latfix.capacity.objective import LatencyObjective
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import part_of
-from latfix.results.sweep import Theory
 from latfix.runners.sweep.load_forecast import Simulated
+from latfix.runners.sweep.sweep_state import Theory
 from latfix.runners.sweep.theory import MODELS, theory_of
 from latfix.settings import RunnerSettings
 

@@ -19,8 +19,8 @@ from latfix.formatting import counted
 
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
-    from latfix.results.sweep import Outcome, Setting
     from latfix.results.sweep import Sweep as Swept
+    from latfix.runners.sweep.sweep_state import Outcome, Setting
     from latfix.settings import RunnerSettings
 
 _MOST_LOADS, _MOST_SETTINGS = 40, 64
@@ -73,11 +73,11 @@ def sweep(
     from latfix.capacity.objective import LatencyObjective
     from latfix.capacity.sweep_traffic import part_of, plan_requests, point_seconds, recorded_rate
     from latfix.cli.shared.diagnose_flow import check_percentile
-    from latfix.results.sweep import Options
     from latfix.runners.replay.run_origin import origin_now
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.sweep.document import points_document, sweep_document
     from latfix.runners.sweep.sweep import Sweep
+    from latfix.runners.sweep.sweep_state import Options
 
     replayed.check()
     budget_s = options.parse_budget(budget)
@@ -192,7 +192,7 @@ def _variant(text: str) -> tuple[str, list[Any]]:
 
 
 def _settings(base: RunnerSettings, combinations: Sequence[dict[str, Any]]) -> list[Setting]:
-    from latfix.results.sweep import Setting
+    from latfix.runners.sweep.sweep_state import Setting
 
     def typed(values: dict[str, Any]) -> dict[str, Any]:
         return {key: float(each) if isinstance(getattr(base, key), float) else each for key, each in values.items()}
