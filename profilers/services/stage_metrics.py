@@ -6,6 +6,7 @@ names. All are sums that grow: of a histogram or summary with its count, or a co
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import defaultdict
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from latfix.profilers.evidence.outside.server_account import OTHERS, PREFIX, READINGS
-from latfix.profilers.services.prometheus_metrics import read_labels, read_sample
+from latfix.profilers.services.prometheus_metrics import finite_samples
 
 #: Most metrics to keep that are not documented.
 _MOST = 40
@@ -109,11 +110,7 @@ def read_stages(text: str, target: Target) -> Readings:
     """The sums, in nanoseconds, and the counts of all stages in a service's metrics."""
     counts: dict[tuple[str, bool], float] = defaultdict(float)
     found: dict[_Key, dict[str, float]] = {}
-    for line in text.splitlines():
-        name, text_labels, number = read_sample(line) or ("", "", "")
-        labels, value = read_labels(text_labels), _number(number)
-        if value is None or "quantile" in labels:
-            continue
+    for name, labels, value in finite_samples(text):
         for own in {target.fits(labels), False}:
             if _plain(name) in _COUNTS:
                 counts[_plain(name), own] += value
@@ -152,14 +149,6 @@ class _Key:
         return f"{PREFIX}{self.stage}|{(0 if self.documented else OTHERS) + (not self.own)}|{self.metric}"
 
 
-def _number(text: str, *, finite: bool = True) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) or not finite else None
-
-
 def _plain(name: str) -> str:
     return name.removeprefix("ray_").replace(":", "_").removesuffix("_total")
 
@@ -179,11 +168,11 @@ def _meanings(name: str, labels: Mapping[str, str]) -> Iterator[tuple[str, str, 
     if bare not in _BY_NAME and unit_ns is not None and _DURATION.search(bare):
         stages = [(stage, unit_ns) for stage, words in _WORDS if words.search(bare)][:1]
     for stage, unit_ns in stages:
-        bound = _number(labels.get("le", "").replace("+Inf", "inf"), finite=False)
         if kind != "bucket":
             yield stage, base, kind, unit_ns, ""
-        elif bound is not None:
-            yield stage, base, f"le={bound * unit_ns / _S!r}", unit_ns, ""
+            continue
+        with contextlib.suppress(ValueError):
+            yield stage, base, f"le={float(labels.get('le', '')) * unit_ns / _S!r}", unit_ns, ""
 
 
 def series_of(readings: Readings) -> dict[str, float]:

@@ -19,12 +19,11 @@ from latfix.errors import input_error
 from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, shown
 from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
-from latfix.profilers.services.prometheus_metrics import read_labels, read_sample
+from latfix.profilers.services.prometheus_metrics import read_sample
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.statistics.latency_summary import QUANTILES
 
 NAME = "histograms in Prometheus' text format"
-_LE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
 #: Names that servers use for the latency of a whole request; other histograms are parts.
 _WHOLE = ("e2e_request_latency", "request_latency", "request_duration", "http_request_duration", "latency")
 
@@ -95,19 +94,18 @@ def histograms(path: Path) -> dict[str, Histogram]:
     """
     result: dict[str, Histogram] = {}
     for number, line in lines_of(path):
-        whole, labels, value = read_sample(line) or ("", "", "")
+        whole, labels, value = read_sample(line)
         name, _, kind = whole.rpartition("_")
         unit = UNITS_NS.get(name.rpartition("_")[2])
         if unit is None or kind not in ("bucket", "sum", "count"):
             continue
-        bound = _LE.search(labels)
+        bound = labels.pop("le", "")
         with entry_of(path, f"the sample {shown(line, 60)}", "a finite number", number):
-            amount, le = float(value), float(bound[1]) if bound is not None else math.nan
+            amount, le = float(value), float(bound) if bound else math.nan
             if not math.isfinite(amount):
                 raise ValueError(value)
-        key = frozenset((label, text) for label, text in read_labels(labels).items() if label != "le")
-        series = result.setdefault(name, Histogram(name, unit)).series[key]
-        if kind == "bucket" and bound is not None:
+        series = result.setdefault(name, Histogram(name, unit)).series[frozenset(labels.items())]
+        if kind == "bucket" and bound:
             series.buckets[le] = amount
         elif kind == "sum":
             series.total = amount
