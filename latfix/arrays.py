@@ -1,6 +1,8 @@
-"""Types of NumPy columns, ranks and places in them."""
+"""Types of NumPy columns, ranks, places and groups in them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,3 +26,9 @@ def places(wanted: Ints, ids: Ints) -> Ints:
     order = np.argsort(ids, kind="stable")
     at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
     return np.where(ids[at] == wanted, at, -1)
+
+
+def groups_of(keys: npt.NDArray[Any]) -> list[Ints]:
+    """The positions of each key, in order of the keys; each group ascending."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []

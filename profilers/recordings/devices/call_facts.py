@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.arrays import Bools, Ints
+from latfix.arrays import Bools, Ints, groups_of
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
@@ -79,8 +79,7 @@ class CallFacts:
         host = trace.host
         result = np.zeros(len(host), dtype=bool)
         candidates = np.flatnonzero(np.isin(host.kind, (Host.ALLOC, Host.OTHER_CALL)))
-        for name in np.unique(host.name[candidates]):
-            rows = candidates[host.name[candidates] == name]
+        for rows in (candidates[group] for group in groups_of(host.name[candidates])):
             lengths = self.length[rows]
             if len(rows) > 2:
                 result[rows[0]] = lengths[0] >= max(_LEAST_FIRST, 2 * _OUTLIER * float(np.median(lengths[1:])))

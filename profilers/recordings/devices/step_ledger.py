@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from latfix.arrays import Ints
+from latfix.arrays import Ints, groups_of
 from latfix.profilers.recordings.devices import critical_path as path
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 from latfix.profilers.recordings.devices.call_facts import CallFacts
 from latfix.profilers.recordings.devices.critical_path import CriticalPaths, Piece
-from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace, Intervals
 from latfix.profilers.recordings.devices.host_timeline import host_timelines, stretches
 from latfix.profilers.recordings.devices.steps import Step
 
@@ -171,12 +171,8 @@ def shortest(trace: DeviceTrace) -> Ints:
     device = trace.device
     length = device.end - device.start
     floors: Ints = length.copy()
-    rows = np.flatnonzero(device.kind == Device.COLLECTIVE)
-    keys = np.stack([device.name[rows], device.size[rows]], axis=1)
-    if len(rows):
-        _, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        for group in np.flatnonzero(counts >= _LEAST_SEEN):
-            members = rows[inverse.ravel() == group]
+    for members in _alike(device, np.flatnonzero(device.kind == Device.COLLECTIVE)):
+        if len(members) >= _LEAST_SEEN:
             floors[members] = length[members].min()
     return floors
 
@@ -220,14 +216,18 @@ def price(ledgers: Ledgers, quiet: Sequence[StepLedger]) -> dict[tuple[int, int]
         first, last = np.searchsorted(device.start, (each.start, each.end + each.lag))
         inside[first:last] = True
     rows = np.flatnonzero(inside & np.isin(device.kind, (Device.KERNEL, Device.MEMSET, Device.OWN_COPY)))
-    if not len(rows):
-        return {}
-    keys = np.stack([device.name[rows], device.size[rows]], axis=1)
-    kinds, inverse = np.unique(keys, axis=0, return_inverse=True)
-    length = (device.end - device.start)[rows]
-    order = np.argsort(inverse.ravel(), kind="stable")
-    parts = np.split(length[order], np.cumsum(np.bincount(inverse.ravel()))[:-1])
-    return {(int(a), int(b)): float(np.median(part)) for (a, b), part in zip(kinds, parts, strict=True)}
+    length = device.end - device.start
+    return {
+        (int(device.name[runs[0]]), int(device.size[runs[0]])): float(np.median(length[runs]))
+        for runs in _alike(device, rows)
+    }
+
+
+def _alike(device: Intervals, rows: Ints) -> list[Ints]:
+    """The rows of each kind of activity: of one name and size."""
+    kinds = np.stack([device.name[rows], device.size[rows]], axis=1)
+    _, kind = np.unique(kinds, axis=0, return_inverse=True)
+    return [rows[group] for group in groups_of(kind.ravel())]
 
 
 def _label(name: str) -> str:

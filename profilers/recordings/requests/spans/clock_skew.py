@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints, groups_of
 from latfix.formatting import from_ns, share
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable, groups_of
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 
 #: Calls from which a difference is estimated, and the share of them that it must fit; fewer fit without it.
 _LEAST_CALLS, _FITS = 10, 0.9

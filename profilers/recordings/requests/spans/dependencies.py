@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from latfix.arrays import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints, groups_of
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, percent, share, significant
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
-from latfix.profilers.recordings.requests.spans.span_table import SpanTable, groups_of, outliving, own_times
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable, outliving, own_times
 
 #: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4

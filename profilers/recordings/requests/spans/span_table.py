@@ -163,12 +163,6 @@ class OwnTimes:
     orphans: int
 
 
-def groups_of(keys: Ints) -> list[Ints]:
-    """The positions of each key, in order of the keys; each group ascending."""
-    order = np.argsort(keys, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []
-
-
 def roots_of(spans: SpanTable) -> Ints:
     """``(r,)`` rows of the requests' outermost spans, in order of begin."""
     roots = np.flatnonzero(spans.parent == -1)
