@@ -14,18 +14,20 @@ import numpy as np
 
 _PAGE = mmap.PAGESIZE
 _MIB = 1 << 20
+#: Pages that are touched, and MiB that are returned, in a round; rounds of each.
+_PAGES, _RETURNED, _FAULT_ROUNDS, _RETURN_ROUNDS = 512, 4, 9, 5
 
 
-def minor_fault(pages: int = 512, rounds: int = 9) -> list[float]:
+def minor_fault() -> list[float]:
     """By round, nanoseconds of one minor page fault on anonymous memory, in CPU time of this thread.
 
     The difference between touching fresh pages and touching them again, divided by the faults that the kernel
     counted, so that huge pages and fault-around do not look like cheap faults.
     """
-    touched = range(0, pages * _PAGE, _PAGE)
+    touched = range(0, _PAGES * _PAGE, _PAGE)
     costs = []
-    for _ in range(rounds):
-        with mmap.mmap(-1, pages * _PAGE) as memory:
+    for _ in range(_FAULT_ROUNDS):
+        with mmap.mmap(-1, _PAGES * _PAGE) as memory:
             if hasattr(mmap, "MADV_NOHUGEPAGE"):
                 memory.madvise(mmap.MADV_NOHUGEPAGE)
             faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -43,18 +45,18 @@ def minor_fault(pages: int = 512, rounds: int = 9) -> list[float]:
     return costs
 
 
-def unmapping(mebibytes: int = 4, rounds: int = 5) -> list[float]:
+def unmapping() -> list[float]:
     """By round, nanoseconds of returning one MiB of touched memory to the kernel, in CPU time of this thread."""
     costs = []
-    content = bytes(mebibytes * _MIB)
-    for _ in range(rounds):
+    content = bytes(_RETURNED * _MIB)
+    for _ in range(_RETURN_ROUNDS):
         memory = mmap.mmap(-1, len(content))
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         memory[:] = content
         start = time.thread_time_ns()
         memory.close()
-        costs.append((time.thread_time_ns() - start) / mebibytes)
+        costs.append((time.thread_time_ns() - start) / _RETURNED)
     return costs
 
 

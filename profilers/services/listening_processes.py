@@ -10,11 +10,12 @@ from pathlib import Path
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+_ROOT = Path("/")
 #: The states of a listening socket, and of one whose own end is open.
 _LISTENS, _OPEN = "0A", ("01", "08")
 
 
-def listening_processes(host: str, port: int, root: Path = Path("/")) -> tuple[int, ...]:
+def listening_processes(host: str, port: int) -> tuple[int, ...]:
     """Numbers of the processes with an open socket that listens there, as far as they can be seen.
 
     :param host: a numeric address; none is found at another machine's.
@@ -24,18 +25,18 @@ def listening_processes(host: str, port: int, root: Path = Path("/")) -> tuple[i
     wanted = ipaddress.ip_address(host)
     sockets = {
         inode
-        for inode, state, place, _, _ in _sockets(root, port)
+        for inode, state, place, _, _ in _sockets(port)
         if state == _LISTENS and (place == wanted or int(place) == 0)
     }
     holders = []
-    for process in (root / "proc").iterdir() if sockets else ():
+    for process in (_ROOT / "proc").iterdir() if sockets else ():
         if process.name.isdecimal() and not sockets.isdisjoint(_open_files(process)):
             holders.append(int(process.name))
     # The first process opens sockets for others, and is an ancestor of all.
     return tuple(sorted(set(holders) - {1}))
 
 
-def descendants(pid: int, root: Path = Path("/")) -> dict[int, None]:
+def descendants(pid: int, root: Path = _ROOT) -> dict[int, None]:
     """A process and its descendants, in order of their discovery."""
     result, pending = dict[int, None](), [pid]
     while pending:
@@ -49,26 +50,26 @@ def descendants(pid: int, root: Path = Path("/")) -> dict[int, None]:
     return result
 
 
-def accept_beside(pid: int, listening: Iterable[int], root: Path = Path("/")) -> tuple[int, ...] | None:
+def accept_beside(pid: int, listening: Iterable[int]) -> tuple[int, ...] | None:
     """Processes that accept connections beside a process and its descendants: its parent, or others of a pool.
 
     :param listening: all that accept them.
     :returns: ``None`` if the process has nothing to do with these.
     """
-    own, every = descendants(pid, root), tuple(listening)
-    related = any(each in own or pid in descendants(each, root) for each in every)
+    own, every = descendants(pid), tuple(listening)
+    related = any(each in own or pid in descendants(each) for each in every)
     return tuple(each for each in every if each not in own) if related else None
 
 
-def innermost(processes: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
+def innermost(processes: Iterable[int]) -> tuple[int, ...]:
     """Those of which no other is a descendant: workers, without the parents that opened sockets for them."""
     every = set(processes)
-    return tuple(pid for pid in sorted(every) if not every & (descendants(pid, root).keys() - {pid}))
+    return tuple(pid for pid in sorted(every) if not every & (descendants(pid).keys() - {pid}))
 
 
-def program(pid: int, root: Path = Path("/")) -> str:
+def program(pid: int) -> str:
     """The name of a process's program, such as ``node``; of its thread, if the program is hidden; else empty."""
-    process = root / "proc" / str(pid)
+    process = _ROOT / "proc" / str(pid)
     with contextlib.suppress(OSError):
         return (process / "exe").readlink().name
     with contextlib.suppress(OSError):
@@ -91,8 +92,8 @@ class Connections:
     The table of all sockets is read only when processes have sockets that they did not have before.
     """
 
-    def __init__(self, port: int, root: Path = Path("/")) -> None:
-        self._port, self._root = port, root
+    def __init__(self, port: int) -> None:
+        self._port = port
         self._held: dict[str, list[int]] = {}
         self._known: dict[int, tuple[str, int]] = {}
 
@@ -103,24 +104,24 @@ class Connections:
         """
         held: dict[str, list[int]] = {}
         for pid in processes:
-            for name in _open_files(self._root / "proc" / str(pid)):
+            for name in _open_files(_ROOT / "proc" / str(pid)):
                 if name.startswith("socket:"):
                     held.setdefault(name, []).append(pid)
         if held == self._held:
             return {}
         self._held, found = held, dict[int, int]()
-        for inode, state, place, peer, client in _sockets(self._root, self._port):
+        for inode, state, place, peer, client in _sockets(self._port):
             holders, own = held.get(inode, []), place == peer or (place.is_loopback and peer.is_loopback)
             if state in _OPEN and own and len(holders) == 1 and self._known.get(client) != (inode, holders[0]):
                 self._known[client], found[client] = (inode, holders[0]), holders[0]
         return found
 
 
-def _sockets(root: Path, port: int) -> Iterable[tuple[str, str, Address, Address, int]]:
+def _sockets(port: int) -> Iterable[tuple[str, str, Address, Address, int]]:
     """Name, state, address, and the other end's address and port, of each socket of this machine at a port."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in (root / "proc/net" / table).read_text().splitlines()[1:]:
+            for line in (_ROOT / "proc/net" / table).read_text().splitlines()[1:]:
                 _, local, remote, state, *fields = line.split()
                 (place, number), (peer, peer_number) = _place(local), _place(remote)
                 if number == port:
