@@ -74,12 +74,15 @@ class Piece:
 
 
 class CriticalPaths:
-    """The critical paths of the steps of one recording."""
+    """The critical paths of the steps of one recording.
+
+    :ivar previous: ``(activities,)`` the one before each on its lane; :data:`NOTHING` for none.
+    """
 
     def __init__(self, trace: DeviceTrace, facts: CallFacts, timelines: Callable[[int], Timeline]) -> None:
         self._trace, self._facts, self._timelines = trace, facts, timelines
         device = trace.device
-        self._previous = _previous_on_lane(device.place, device.start)
+        self.previous = _previous_on_lane(device.place, device.start)
         numbers = {each: k for k, each in enumerate(dict.fromkeys(lane[0] for lane in trace.lanes))}
         of_lane = np.array([numbers[lane[0]] for lane in trace.lanes], dtype=np.int64)
         self._device_of: Ints = of_lane[device.place] if len(device) else device.place
@@ -136,7 +139,7 @@ class CriticalPaths:
         """
         device, facts = self._trace.device, self._facts
         start = int(device.start[activity])
-        before, call = int(self._previous[activity]), int(facts.launch[activity])
+        before, call = int(self.previous[activity]), int(facts.launch[activity])
         before_end = int(device.end[before]) if before != NOTHING else None
         if call == NOTHING:
             return before, NOTHING
@@ -155,10 +158,6 @@ class CriticalPaths:
     def is_fresh(self) -> bool:
         """True if the recording begins with the process, so that it contains first uses."""
         return 0 <= self._trace.first_correlation <= _FRESH
-
-    def is_first_on_lane(self, activity: int) -> bool:
-        """True if the recording has no earlier activity on its lane."""
-        return bool(self._previous[activity] == NOTHING)
 
 
 class _Walk:
@@ -241,7 +240,7 @@ class _Walk:
         needed = _PREPARES + int(size / _BYTES_A_NS)
         if self._now - start > needed + _CALL_ITSELF:
             self._claim(self._now - needed, COPY, row=row)
-            unseen = work == NOTHING or self._paths.is_first_on_lane(work)
+            unseen = work == NOTHING or self._paths.previous[work] == NOTHING
             waited = UNKNOWN if unseen else SYNC
             self._claim(start, FIRST_USE if self._paths.is_fresh else waited, row=row)
         else:

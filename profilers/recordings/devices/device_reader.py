@@ -12,7 +12,7 @@ from latfix.formatting import clipped, count, from_ns, share, shown, significant
 from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY, HOST
 from latfix.profilers.recordings.devices.device_trace import DeviceTrace
-from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace
+from latfix.profilers.recordings.devices.kineto_json import is_trace, read_trace
 from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
 from latfix.profilers.recordings.devices.step_diagnosis import diagnose_steps
 from latfix.profilers.recordings.devices.step_ledger import (
@@ -35,14 +35,14 @@ _MOSTLY = 0.5
 
 
 def _read_kineto(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    files = [file for file in recorded.files if is_trace_file(file)]
+    files = [file for file in recorded.files if is_trace(file)]
     return _diagnosis("kineto", recorded, [(file, read_trace(file.path)) for file in files], options)
 
 
 KINETO = Reader(
     kind="kineto",
     reads="a trace of torch.profiler (JSON or .json.gz, CUDA or HIP), or a folder of them",
-    knows=is_trace,
+    knows=lambda recorded: any(map(is_trace, recorded.files)),
     read=_read_kineto,
     takes=frozenset({"--step"}),
 )

@@ -37,12 +37,8 @@ _RUNTIME = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver"
 _RANGES = frozenset(("user_annotation", "cpu_annotation"))
 
 
-def is_trace(recorded: Recorded) -> bool:
-    """True if a file is such a trace, or a folder holds one."""
-    return any(is_trace_file(file) for file in recorded.files)
-
-
-def is_trace_file(file: Recorded) -> bool:
+def is_trace(file: Recorded) -> bool:
+    """True if a file is such a trace."""
     head = file.head.lstrip()
     return (head[:1] == b"{" and _KNOWN.search(head) is not None) or _EVENTS_ALONE.match(head) is not None
 

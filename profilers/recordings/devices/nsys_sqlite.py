@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -83,9 +83,10 @@ class _Export:
         into = self._into
         self._calls()
         self._system_calls()
-        for each in (self._kernels(), self._copies(), self._memsets(), self._graphs()):
-            for row in each:
-                into.device.add(*row)
+        self._activities(_KERNELS, "demangledName shortName gridX gridY gridZ blockX blockY blockZ", self._kernel)
+        self._activities(_COPIES, "bytes copyKind srcKind dstKind", self._copy)
+        self._activities(_MEMSETS, "", lambda: (Device.MEMSET, "Memset", 0))
+        self._activities(_GRAPHS, "graphId", lambda graph: (Device.KERNEL, f"a whole graph ({graph})", 0))
         self._ranges()
         if not len(into.host) and not len(into.device):
             damaged(path, _WANTED, "a database without them", todo="record with nsys profile --trace cuda,nvtx")
@@ -121,36 +122,27 @@ class _Export:
             if end is not None and code_kind(text, frame=False) == Host.OUTSIDE:
                 self._add_call(start, end, thread, Host.OUTSIDE, text)
 
-    def _activities(self, table: str, columns: str) -> Iterator[tuple[int, int, int, int, list[Any]]]:
-        """Begin, end, lane, correlation and further columns of each activity."""
-        columns = f"start end deviceId streamId globalPid correlationId {columns}"
+    def _activities(self, table: str, columns: str, describe: Callable[..., tuple[Device, str, int]]) -> None:
+        """Add the activities of a table.
+
+        :param describe: from these further columns to the kind, the name and the size.
+        """
+        into, columns = self._into, f"start end deviceId streamId globalPid correlationId {columns}"
         for start, end, device, stream, process, number, *more in self._rows(table, columns):
-            yield start, end, self._into.lanes[device, (process, stream)], self._correlation(process, number), more
+            lane, correlation = into.lanes[device, (process, stream)], self._correlation(process, number)
+            kind, name, size = describe(*more)
+            into.device.add(start, end, lane, kind, into.names[name], correlation, size)
 
-    def _kernels(self) -> Iterator[tuple[int, ...]]:
-        columns = "demangledName shortName gridX gridY gridZ blockX blockY blockZ"
-        for start, end, lane, correlation, (long, short, *shape) in self._activities(_KERNELS, columns):
-            text = self._strings.get(long) or self._strings.get(short) or "a kernel"
-            kind = Device.COLLECTIVE if is_collective(text) else Device.KERNEL
-            yield start, end, lane, kind, self._into.names[text], correlation, self._into.shapes[tuple(shape)]
+    def _kernel(self, long: int, short: int, *shape: int) -> tuple[Device, str, int]:
+        text = self._strings.get(long) or self._strings.get(short) or "a kernel"
+        return Device.COLLECTIVE if is_collective(text) else Device.KERNEL, text, self._into.shapes[shape]
 
-    def _copies(self) -> Iterator[tuple[int, ...]]:
-        columns = "bytes copyKind srcKind dstKind"
-        for start, end, lane, correlation, (size, kind, *memory) in self._activities(_COPIES, columns):
-            ends = [_MEMORY.get(each, "Host") for each in memory]
-            text = f"Memcpy {_DIRECTIONS.get(kind, '')} ({' -> '.join(ends)})"
-            name = self._into.names[text]
-            if "Pageable" in ends:
-                self._into.pageable.add(name)
-            yield start, end, lane, copy_kind(text), name, correlation, size or 0
-
-    def _memsets(self) -> Iterator[tuple[int, ...]]:
-        for start, end, lane, correlation, _ in self._activities(_MEMSETS, ""):
-            yield start, end, lane, Device.MEMSET, self._into.names["Memset"], correlation, 0
-
-    def _graphs(self) -> Iterator[tuple[int, ...]]:
-        for start, end, lane, correlation, (graph,) in self._activities(_GRAPHS, "graphId"):
-            yield start, end, lane, Device.KERNEL, self._into.names[f"a whole graph ({graph})"], correlation, 0
+    def _copy(self, size: int | None, direction: int, *memory: int) -> tuple[Device, str, int]:
+        ends = [_MEMORY.get(each, "Host") for each in memory]
+        text = f"Memcpy {_DIRECTIONS.get(direction, '')} ({' -> '.join(ends)})"
+        if "Pageable" in ends:
+            self._into.pageable.add(self._into.names[text])
+        return copy_kind(text), text, size or 0
 
     def _waits(self) -> Iterator[tuple[int, int]]:
         for device, stream, process, number in self._rows(_SYNCS, "deviceId streamId globalPid correlationId"):
