@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from latfix.arrays import Bools, Ints
+from latfix.arrays import Bools, Ints, groups_of
 from latfix.formatting import from_ns, share
 from latfix.queueing.inference.queue_inference import starts
 
@@ -306,8 +306,8 @@ def _scatter(computed: Ints, size: Ints, waited: Bools) -> float | None:
     if np.mean(computed <= 0) > _TOO_EARLY:
         return None
     usual = np.empty(len(computed))
-    for each in np.unique(size).tolist():
-        usual[size == each] = max(float(np.median(computed[size == each])), 1.0)
+    for rows in groups_of(size):
+        usual[rows] = max(float(np.median(computed[rows])), 1.0)
     relative = np.maximum(computed / usual, 1e-9)
     low, high = np.quantile(relative, (0.25, 0.75))
     if high > _ONE_LENGTH * low:
