@@ -164,8 +164,8 @@ def _tables(path: Path, sent: _Sent, options: ReadOptions) -> Iterator[RequestTa
     """The requests of a log, once for each column that has ids of the run, whatever its name."""
     columns: tuple[str, ...] = ()
     given = options.pattern or any(one.startswith("id=") for one in options.mapping)
-    if not given and mapped_log.knows(recorded_at(path).head):
-        columns = mapped_log.columns_with(path, lambda text: sent.find(text) is not None)
+    if not given and mapped_log.knows((file := recorded_at(path)).head):
+        columns = mapped_log.columns_with(file, lambda text: sent.find(text) is not None)
     for name in columns:
         yield read_requests(path, replace(options, mapping=(*options.mapping, f"id={name}")))
     if not columns:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,14 +153,14 @@ def _reader(
 
 
 def _reader_of_log(name: str) -> Reader:
-    knows, read, takes = _LOGS[name]
+    log = _LOGS[name]
 
     def diagnose(file: Recorded, options: ReadOptions) -> Diagnosis:
         if name in (mapped_log.PARQUET, mapped_log.NAME) and not options.mapping:
-            mapped_log.refuse_run(file.path)
-        return diagnose_table(read(file.path, options), file.path, options)
+            mapped_log.refuse_run(file)
+        return diagnose_table(log.read(file, options), file.path, options)
 
-    return _reader("requests", name, knows, diagnose, *takes)
+    return _reader("requests", name, log.knows, diagnose, *log.takes)
 
 
 def read_requests(path: Path, options: ReadOptions) -> RequestTable:
@@ -167,17 +168,17 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
 
     :raises InputError: the format is unknown, or a mapping is given for a format with known fields.
     """
-    head = recorded_at(path).head
-    if not options.pattern and any(knows(head) for knows, _ in _SPANS.values()):
+    file = recorded_at(path)
+    if not options.pattern and any(knows(file.head) for knows, _ in _SPANS.values()):
         raise input_error(path, None, "spans", "a log with one entry per request, such as a proxy's access log")
-    for name, (knows, read, takes) in _LOGS.items():
-        if name == text_log.NAME if options.pattern else knows(head):
-            if options.mapping and "--map" not in takes:
+    for name, log in _LOGS.items():
+        if name == text_log.NAME if options.pattern else log.knows(file.head):
+            if options.mapping and "--map" not in log.takes:
                 raise InputError(
                     f"{path}: found {name}, whose fields are known; leave out --map, --time and the like"
                 )
-            return read(path, options)
-    if advice := advice_on(head):
+            return log.read(file, options)
+    if advice := advice_on(file.head):
         raise InputError(f"{path}: found {advice}")
     expected = "an access log, Parquet, CSV or JSON Lines of requests, or results of a load generator"
     raise input_error(path, None, "no log of requests", expected, "--pattern REGEX reads any with a request per line")
@@ -242,7 +243,7 @@ def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorde
     """The files of a folder that are request logs, with their format, and those that are logs of engine steps."""
     steps = [file for file in recorded.inside if vllm.knows_steps(file.head)]
     others = (file for file in recorded.inside if file not in steps)
-    named = ((file, next((name for name in _FIXED if _LOGS[name][0](file.head)), "")) for file in others)
+    named = ((file, next((name for name in _FIXED if _LOGS[name].knows(file.head)), "")) for file in others)
     return [each for each in named if each[1]], steps
 
 
@@ -254,7 +255,7 @@ def _knows_pair(recorded: Recorded) -> bool:
 def _diagnose_pair(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     tables, steps = _parts(recorded)
     file, name = tables[0]
-    table = _LOGS[name][1](file.path, ReadOptions())
+    table = _LOGS[name].read(file, ReadOptions())
     began = datetime.fromtimestamp((table.start_unix_ns or 0) / 1e9, UTC)
     year = began.year if table.start_unix_ns else None
     return diagnose_table(_with_steps(table, vllm.read_steps(steps[0].path, year=year)), recorded.path, options)
@@ -272,29 +273,34 @@ def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
     return replace(table, steps=aligned, facts={**table.facts, "steps": len(steps.end_ns)})
 
 
-def _known(
-    knows: Callable[[bytes], bool], read: Callable[[Path], RequestTable], *takes: str
-) -> tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable], tuple[str, ...]]:
+class _Log(NamedTuple):
+    """A format with one entry per request: what recognizes and what reads it, and the options that it takes."""
+
+    knows: Callable[[bytes], bool]
+    read: Callable[[Recorded, ReadOptions], RequestTable]
+    takes: tuple[str, ...] = ()
+
+
+def _known(knows: Callable[[bytes], bool], read: Callable[[Path], RequestTable], *takes: str) -> _Log:
     """A format whose fields are known."""
-    return knows, lambda path, _options: read(path), takes
+    return _Log(knows, lambda file, _options: read(file.path), takes)
 
 
-#: Logs with one entry per request: what recognizes and what reads them, and the options that they take.
-_LOGS = {
-    mapped_log.PARQUET: (parquet_table.knows, mapped_log.read, ("--map",)),
+_LOGS: Mapping[str, _Log] = {
+    mapped_log.PARQUET: _Log(parquet_table.knows, mapped_log.read, ("--map",)),
     har.NAME: _known(har.knows, har.read),
     aiperf.NAME: _known(aiperf.knows, aiperf.read),
     vllm.BENCH: _known(vllm.knows_bench, vllm.read_bench),
     guidellm.NAME: _known(guidellm.knows, guidellm.read),
     triton_trace.NAME: _known(triton_trace.knows, triton_trace.read),
     triton_trace.EXPORT: _known(triton_trace.knows_export, triton_trace.read_export),
-    text_log.NAME: (text_log.knows, text_log.read, ("--map", "--pattern")),
+    text_log.NAME: _Log(text_log.knows, text_log.read, ("--map", "--pattern")),
     # Some text logs look like one without a latency.
     access_log.NAME: _known(access_log.knows, access_log.read, "--pattern"),
-    mapped_log.NAME: (mapped_log.knows, mapped_log.read, ("--map", "--pattern")),
+    mapped_log.NAME: _Log(mapped_log.knows, mapped_log.read, ("--map", "--pattern")),
 }
 #: Those with known fields.
-_FIXED = tuple(name for name, (_, _, takes) in _LOGS.items() if "--map" not in takes)
+_FIXED = tuple(name for name, log in _LOGS.items() if "--map" not in log.takes)
 #: Formats of spans, by name.
 _SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]] = {
     otlp_spans.NAME: (otlp_spans.knows, otlp_spans.read),

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import damaged, opened, recorded_at
+from latfix.profilers.recordings.reader import Recorded, damaged, opened
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, Block
 from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
 from latfix.profilers.recordings.requests.text_source import BadLines, csv_batches
@@ -41,9 +41,9 @@ def knows(head: bytes) -> bool:
     )
 
 
-def columns_of(path: Path) -> dict[str, str]:
+def columns_of(head: bytes) -> dict[str, str]:
     """By column, its value in the first whole row. A name that was there before gets its place behind it."""
-    names, values = _first_rows(recorded_at(path).head)
+    names, values = _first_rows(head)
     result: dict[str, str] = {}
     for k, name in enumerate(map(str.strip, names)):
         result[name if name not in result else f"{name}#{k + 1}"] = values[k] if k < len(values) else ""
@@ -62,7 +62,7 @@ def notes_on(names: Collection[str]) -> Iterator[str]:
         )
 
 
-def blocks_of(path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
+def blocks_of(file: Recorded, names: Sequence[str], wanted: Sequence[str], bad: BadLines) -> Iterator[Block]:
     """The wanted columns, block by block.
 
     :param names: of all columns.
@@ -74,16 +74,16 @@ def blocks_of(path: Path, names: Sequence[str], wanted: Sequence[str], bad: BadL
             bad.add((row.number or 0) + before, shown(row.text or "", 40))
         return "skip"
 
-    before, _, delimiter = _header(recorded_at(path).head)
+    path, (before, _, delimiter) = file.path, _header(file.head)
     at, skipped = before + 1, bad.count
     has_sums = {"elapsed", _MESSAGE} <= set(names)
     included = list(dict.fromkeys((*wanted, _MESSAGE) if has_sums else wanted))
     parsing = {"delimiter": delimiter, "newlines_in_values": True}
-    with opened(path, EXPECTED) as file:
+    with opened(path, EXPECTED) as text:
         try:
             for _ in range(before):
-                file.readline()
-            lines = _CountedLines(file)
+                text.readline()
+            lines = _CountedLines(text)
             for batch in csv_batches(lines, names, included, skip, _BLOCK_BYTES, **parsing):
                 numbers: Sequence[int] = range(at, at + batch.num_rows)
                 at += batch.num_rows

@@ -15,11 +15,10 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
-from latfix.profilers.recordings.reader import ReadOptions, recorded_at
+from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.columns import csv_table, parquet_table
 from latfix.profilers.recordings.requests.columns.column_roles import EXPECTED, PER_REQUEST, Block, cells_of
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, Blocks, read_blocks
@@ -53,27 +52,28 @@ def knows(head: bytes) -> bool:
     return _WITHIN.search(head) is not None if _is_document(head) else csv_table.knows(head)
 
 
-def read(path: Path, options: ReadOptions) -> RequestTable:
+def read(file: Recorded, options: ReadOptions) -> RequestTable:
     """The requests of a log.
 
     :raises InputError: no column is a latency, the mapping names a missing one, or most lines are unusable.
     """
-    bad = BadLines(path, EXPECTED_ROW)
-    columns, blocks, notes = _opened(path, bad)
+    bad = BadLines(file.path, EXPECTED_ROW)
+    columns, blocks, notes = _opened(file, bad)
     mapping = parse_map_option(options.mapping, _MAPPING)
-    table = read_blocks(path, columns, mapping, blocks, bad, times_only=options.times_only)
+    table = read_blocks(file.path, columns, mapping, blocks, bad, times_only=options.times_only)
     if len(table) == 1 and any(map(FIGURE.search, columns)):
-        raise input_error(path, 1, "figures of many requests", EXPECTED, PER_REQUEST)
+        raise input_error(file.path, 1, "figures of many requests", EXPECTED, PER_REQUEST)
     return replace(table, notes=(*table.notes, *bad.notes_on_others(), *notes))
 
 
-def refuse_run(path: Path) -> None:
+def refuse_run(file: Recorded) -> None:
     """Refuse a table of a run's folder, or one exported from it: the run itself has been diagnosed.
 
     :raises InputError: it is one.
     """
+    path = file.path
     beside = (path.parent / RUN_FILE).is_file()
-    if (beside and path.suffix == ".parquet") or {*ESSENTIAL} <= {*_opened(path, BadLines(path, EXPECTED_ROW))[0]}:
+    if (beside and path.suffix == ".parquet") or {*ESSENTIAL} <= {*_opened(file, BadLines(path, EXPECTED_ROW))[0]}:
         whole = shlex.quote(str(path.parent)) if beside else "FOLDER, the one with its run.json"
         raise InputError(
             f"{path}: found a table of a run that latfix recorded; show the run with latfix report {whole} (to read "
@@ -81,9 +81,9 @@ def refuse_run(path: Path) -> None:
         )
 
 
-def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
+def columns_with(file: Recorded, fits: Callable[[str], bool]) -> tuple[str, ...]:
     """The names of the columns that have a text that fits, where the first one is; empty if none has."""
-    columns, blocks, _ = _opened(path, BadLines(path, EXPECTED_ROW))
+    columns, blocks, _ = _opened(file, BadLines(file.path, EXPECTED_ROW))
     for block, _ in blocks(tuple(columns), (), columns):
         found = [name for name in columns if any(isinstance(x, str) and fits(x) for x in cells_of(block[name]))]
         if found:
@@ -91,38 +91,37 @@ def columns_with(path: Path, fits: Callable[[str], bool]) -> tuple[str, ...]:
     return ()
 
 
-def _opened(path: Path, bad: BadLines) -> tuple[Mapping[str, Any], Blocks, Iterable[str]]:
+def _opened(file: Recorded, bad: BadLines) -> tuple[Mapping[str, Any], Blocks, Iterable[str]]:
     """The columns with one value of each, what reads them in blocks, and notes."""
-    head = recorded_at(path).head
-    if parquet_table.knows(head):
-        columns = parquet_table.columns_of(path)
-        return columns, lambda wanted, _needed, _marks: parquet_table.blocks_of(path, wanted), ()
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _first_values(path), lambda wanted, _, marks: _json_blocks(path, wanted, marks, bad), ()
-    columns = csv_table.columns_of(path)
+    if parquet_table.knows(file.head):
+        columns = parquet_table.columns_of(file.path)
+        return columns, lambda wanted, _needed, _marks: parquet_table.blocks_of(file.path, wanted), ()
+    if file.head.lstrip()[:1] in (b"{", b"["):
+        return _first_values(file), lambda wanted, _, marks: _json_blocks(file, wanted, marks, bad), ()
+    columns = csv_table.columns_of(file.head)
     names = tuple(columns)
     return (
         columns,
-        lambda wanted, _needed, _marks: csv_table.blocks_of(path, names, wanted, bad),
+        lambda wanted, _needed, _marks: csv_table.blocks_of(file, names, wanted, bad),
         csv_table.notes_on(names),
     )
 
 
-def _first_values(path: Path) -> dict[str, Any]:
+def _first_values(file: Recorded) -> dict[str, Any]:
     """By column of JSON, the first value that is not null in a thousand objects."""
     result: dict[str, Any] = {}
-    for _, record in islice(_records(path), _FIRST_RECORDS):
+    for _, record in islice(_records(file), _FIRST_RECORDS):
         for name, value in flat(record or {}).items():
             result[name] = value if result.get(name) is None else result[name]
     return result
 
 
-def _json_blocks(path: Path, wanted: Sequence[str], marks: Collection[str], bad: BadLines) -> Iterator[Block]:
+def _json_blocks(file: Recorded, wanted: Sequence[str], marks: Collection[str], bad: BadLines) -> Iterator[Block]:
     """The wanted columns, block by block; objects with none of the marks are no requests."""
     block: dict[str, list[Any]] = {name: [] for name in wanted}
     lines: list[int] = []
     nested = any("." in name for name in wanted)
-    for number, record in _records(path):
+    for number, record in _records(file):
         if record is None:
             bad.add(number, "no object")
             continue
@@ -145,15 +144,14 @@ def _is_document(head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and (begins_with_object(head) is None or b"\n" not in head.strip())
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def _records(file: Recorded) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Objects with their line numbers (in a list their positions); ``None`` for other values."""
-    head = recorded_at(path).head
-    if _LIST.match(head) or _is_document(head):
-        value = json_document(path, EXPECTED)
+    if _LIST.match(file.head) or _is_document(file.head):
+        value = json_document(file.path, EXPECTED)
         for number, row in enumerate(value if isinstance(value, list) else _rows_within(value), 1):
             yield number, row if isinstance(row, dict) else None
         return
-    for number, line in lines_of(path):
+    for number, line in lines_of(file.path):
         yield number, json_object(line)
 
 

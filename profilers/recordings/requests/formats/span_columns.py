@@ -99,8 +99,9 @@ def read(path: Path) -> SpanTable:
     :raises InputError: it is damaged, cut off, or without spans.
     """
     bad = BadLines(path, _EXPECTED)
-    is_json = _is_json(recorded_at(path).head)
-    frame = _objects(path) if is_json else _rows(path)
+    head = recorded_at(path).head
+    is_json = _is_json(head)
+    frame = _objects(path, head) if is_json else _rows(path)
     columns = _columns(frame.columns)
     if is_json:  # spans that did not end have no duration
         known = (frame[columns["start"]] != "") & (frame[columns["end" if "end" in columns else "duration"]] != "")
@@ -171,11 +172,11 @@ def _rows(path: Path) -> Any:
     return frame
 
 
-def _objects(path: Path) -> Any:
+def _objects(path: Path, head: bytes) -> Any:
     """The spans of JSON, as texts."""
     import pandas as pd
 
-    if begins_with_object(recorded_at(path).head):
+    if begins_with_object(head):
         entries: Any = [value for _, value in json_objects(path, _EXPECTED)]
     else:
         entries = json_values(path, _EXPECTED)

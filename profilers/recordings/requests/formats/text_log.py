@@ -20,7 +20,7 @@ import numpy as np
 
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import ReadOptions, opened, recorded_at
+from latfix.profilers.recordings.reader import ReadOptions, Recorded, opened
 from latfix.profilers.recordings.requests.columns.column_roles import Block, dependencies_among
 from latfix.profilers.recordings.requests.columns.mapped_requests import EXPECTED_ROW, read_blocks
 from latfix.profilers.recordings.requests.columns.usual_names import LATENCY, is_called, unit_in
@@ -191,12 +191,13 @@ def knows(head: bytes) -> bool:
     return _format_of(lines) is not None or (_are_pairs(lines) and not access_log.knows(head))
 
 
-def read(path: Path, options: ReadOptions) -> RequestTable:
+def read(file: Recorded, options: ReadOptions) -> RequestTable:
     """The requests of a log.
 
     :raises InputError: the pattern is none, matches no line, or its groups hold no latency.
     """
-    lines, pattern, mapping = _lines(recorded_at(path).head), options.pattern, parse_map_option(options.mapping)
+    path, lines = file.path, _lines(file.head)
+    pattern, mapping = options.pattern, parse_map_option(options.mapping)
     known = None if pattern else _format_of(lines)
     bad = BadLines(path, EXPECTED_ROW)
     if pattern or known is not None:
