@@ -167,6 +167,7 @@ class Search:
 
         :raises LatfixError: the service failed with its first settings.
         """
+        self._note_obstacles()
         spare = max(self.bench.left_s() - self.reserved_s(), 0.0)
         trials = int((1 - _MEASURING) * spare / self.bench.trial_s(self._scored_fixes()))
         replays = f"about {counted(trials, 'replay')}" if trials else "hardly a replay"
@@ -358,7 +359,7 @@ class Search:
                 if words := set_up.shown(found):
                     self.say(f"{fix.id}: {words}")
                 self._record_progress()
-        list(self._applicable())  # updates the obstacles
+        self._note_obstacles()
 
     # -- 2. and 3. whole configurations
 
@@ -547,7 +548,7 @@ class Search:
     def _replay_additions(self) -> None:
         """Add fixes that treat the remaining tail: one by one, except for gentle ones, which are added together."""
         tried = self.known.tried
-        list(self._applicable())  # records the obstacle of each fix, also if there is no time to try any
+        self._note_obstacles()  # also if there is no time to try any
         while True:
             diagnosis = self._current_diagnosis()
             groups = self._additions(diagnosis, tried)
@@ -727,15 +728,19 @@ class Search:
         for fix in self.fixes:
             if fix.id in self.known.ineffective or (configuration is not None and fix.id in configuration.fixes):
                 continue
-            if obstacle := self._obstacle(fix, context.settings):
-                if configuration is None:
-                    self.known.obstacles[fix.id] = obstacle
+            if self._obstacle(fix, context.settings):
                 continue
-            self.known.obstacles.pop(fix.id, None)
             key = (fix.id, repr(context.settings))
             if key not in self._choice_cache:
                 self._choice_cache[key] = [Choice(fix, change) for change in fix.changes(context)]
             yield from self._choice_cache[key]
+
+    def _note_obstacles(self) -> None:
+        """Note for each fix why it applies neither to the first settings nor to the current best."""
+        for fix in self.fixes:
+            why = [self._obstacle(fix, settings) for settings in (self.first, self.best.settings)]
+            if fix.id not in self.known.ineffective:
+                self.known.obstacles[fix.id] = why[0] if all(why) else ""
 
     def _obstacle(self, fix: Fix, settings: RunnerSettings) -> str:
         """Why a fix does not apply to settings."""
