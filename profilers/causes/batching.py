@@ -13,7 +13,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.formatting import counted, from_ns, percent
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence, spread
@@ -28,7 +28,7 @@ def _window_sentence(evidence: Evidence, figures: TailFigures) -> str:
     waited = evidence.window[evidence.ok]
     return (
         f"the batch timer is {from_ns(evidence.setup.window_ns)}; with a free worker, requests waited "
-        f"{median_and_p99(waited)} for more requests to fill the batch; {own_and_propagated(figures)}."
+        f"{median_and_p99(waited)} for more requests to fill the batch; {figures.parts}."
     )
 
 
@@ -65,7 +65,7 @@ def _size_sentence(evidence: Evidence, figures: TailFigures) -> str:
     size = evidence.of_batch(evidence.batches["size"])[evidence.ok]
     return (
         f"the median request was in a batch of {np.median(size):.0f}, the largest batch had {size.max()}; beyond a "
-        f"typical batch, {own_and_propagated(figures)}."
+        f"typical batch, {figures.parts}."
     )
 
 
@@ -73,7 +73,7 @@ def _window_outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     rule = evidence.setup.rule
     how = "" if rule is None else f"{rule.sentence}; "
     waited = median_and_p99(evidence.window[evidence.ok])
-    return f"{how}with a free worker, requests waited {waited}; {own_and_propagated(figures)}."
+    return f"{how}with a free worker, requests waited {waited}; {figures.parts}."
 
 
 def _size_outside(evidence: Evidence, left: Left) -> Claim:
@@ -83,12 +83,10 @@ def _size_outside(evidence: Evidence, left: Left) -> Claim:
     """
     if evidence.setup.rule is not None:
         return _shared_outside(evidence, left)
-    still, units = evidence.standstills, {}
-    for name, new in (("compute", still.newcomers[evidence.head]), ("finish", still.newcomers)):
-        unit = evidence.units[name]
-        wanted = np.where(new, 0, still.prefill.covered(unit.start, unit.end))
-        units[name] = Parts(cpu=np.minimum(wanted, left.cpu_excess(name)))
-    return Claim(units=units)
+    still = evidence.standstills
+    new = {"compute": still.newcomers[evidence.head], "finish": still.newcomers}
+    waited = {name: np.where(new[name], 0, still.prefill.covered(*evidence.units[name].span)) for name in new}
+    return Claim(units={name: Parts(excess=each) for name, each in waited.items()})
 
 
 def _shared_outside(evidence: Evidence, left: Left) -> Claim:
@@ -113,7 +111,7 @@ def _size_outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"all streams paused together {counted(len(still.prefill), 'time')}, for up to "
         f"{from_ns(still.prefill.longest_ns)}, until a new request's first output: its prefill shared their batch; "
-        f"{own_and_propagated(figures)}."
+        f"{figures.parts}."
     )
 
 
@@ -125,7 +123,7 @@ def _padding_claim(evidence: Evidence, _left: Left) -> Claim:
 
 def _padding_sentence(evidence: Evidence, figures: TailFigures) -> str:
     share = padding_share(evidence.batches)
-    return f"{percent(share)} of the computed elements were padding; {own_and_propagated(figures)}."
+    return f"{percent(share)} of the computed elements were padding; {figures.parts}."
 
 
 WINDOW = Cause(

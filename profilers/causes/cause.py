@@ -14,17 +14,18 @@ from latfix.profilers.evidence.outside.server_account import BY_THREAD
 from latfix.profilers.evidence.outside.service_process import Counter
 from latfix.profilers.evidence.units import Evidence
 
-_COMPONENTS = ("cpu", "runq", "blocked")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Nanoseconds that a cause claims of one unit's three components; ``None`` claims nothing.
 
     The grant is capped at what earlier, more specific causes left of that component.
+
+    :param excess: instead of ``cpu``: on-CPU time, also capped at what is left beyond the unit's expected time.
     """
 
     cpu: Ints | None = None
+    excess: Ints | None = None
     runq: Ints | None = None
     blocked: Ints | None = None
 
@@ -86,8 +87,10 @@ class Left:
         granted: dict[str, Granted] = {}
         for name, parts in claim.units.items():
             got: dict[str, Ints] = {}
-            for part in _COMPONENTS:
-                wanted, left = getattr(parts, part), getattr(self, part)
+            on_core = parts.cpu if parts.excess is None else np.minimum(parts.excess, self.cpu_excess(name))
+            claimed = {"cpu": on_core, "runq": parts.runq, "blocked": parts.blocked}
+            for part, wanted in claimed.items():
+                left = getattr(self, part)
                 got[part] = np.zeros_like(left[name]) if wanted is None else np.clip(wanted, 0, left[name])
                 left[name] = left[name] - got[part]
             if claim.expected:
@@ -109,11 +112,37 @@ class TailFigures:
     requests: int
     largest_ms: float
 
+    @property
+    def parts(self) -> str:
+        """The clause on the two parts of a cause in the tail."""
+        own, propagated = milliseconds(self.own_ms), milliseconds(self.propagated_ms)
+        return (
+            f"in the average slow request, {own} is its own and {propagated} is waiting behind others (queue or lock)"
+        )
+
+    @property
+    def parts_and_largest(self) -> str:
+        """:attr:`parts`, and the largest own part of one request."""
+        return f"{self.parts}; at most {milliseconds(self.largest_ms)} in one request"
+
 
 #: On a device, allocator calls are counted, but their costs are modelled.
 _MODELLED_ON_DEVICES = ("memory.allocator", "memory.fragmentation")
 #: What a service reports of each request is measured; the means of intervals are only assigned to requests.
 _REPORTED = ("service.queue", "service.compute", "network.transit")
+
+
+#: What a cause claims of a run, given what earlier causes left.
+Claiming = Callable[[Evidence, Left], Claim]
+
+
+def in_units(*names: str) -> Callable[[Callable[[Evidence, Left, str], Parts]], Claiming]:
+    """Makes a claim on several kinds of unit from a function that claims parts of one of them, given by name."""
+
+    def each(of_one: Callable[[Evidence, Left, str], Parts]) -> Claiming:
+        return lambda evidence, left: Claim(units={name: of_one(evidence, left, name) for name in names})
+
+    return each
 
 
 def no_claim(_evidence: Evidence, _left: Left) -> Claim:
@@ -139,8 +168,8 @@ class Cause:
     id: str
     sentence: Callable[[Evidence, TailFigures], str]
     fixes: tuple[str, ...] = ()
-    claim: Callable[[Evidence, Left], Claim] = no_claim
-    outside: Callable[[Evidence, Left], Claim] = no_claim
+    claim: Claiming = no_claim
+    outside: Claiming = no_claim
     outside_sentence: Callable[[Evidence, TailFigures], str] | None = None
     outside_needs: Callable[[Evidence], bool] = lambda _evidence: True
     culprit: Callable[[Evidence], str] = lambda _evidence: ""
@@ -182,17 +211,6 @@ FASTER_MODEL = (
     "fuse.openvino",
     "fuse.tensorrt",
 )
-
-
-def own_and_propagated(figures: TailFigures) -> str:
-    """The clause on the two parts of a cause in the tail."""
-    own, propagated = milliseconds(figures.own_ms), milliseconds(figures.propagated_ms)
-    return f"in the average slow request, {own} is its own and {propagated} is waiting behind others (queue or lock)"
-
-
-def parts_and_largest(figures: TailFigures) -> str:
-    """:func:`own_and_propagated`, and the largest own part of one request."""
-    return f"{own_and_propagated(figures)}; at most {milliseconds(figures.largest_ms)} in one request"
 
 
 def median_and_p99(values_ns: Ints) -> str:

@@ -8,16 +8,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Ints
 from latfix.formatting import percent
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    median_and_p99,
-    own_and_propagated,
-    reads,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, reads
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.intervals import Intervals
@@ -56,7 +47,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     waited = (evidence.units["prepare"].blocked + evidence.units["finish"].blocked)[ok]
     shown, name = (span, "declared spans") if span.any() else (waited, "blocked time in prepare and finish")
     sleeps = sleeps_in(evidence, "prepare", "finish")
-    return f"{name} took {median_and_p99(shown)}{sleeps}{_neighbor(evidence)}; {own_and_propagated(figures)}."
+    return f"{name} took {median_and_p99(shown)}{sleeps}{_neighbor(evidence)}; {figures.parts}."
 
 
 def _neighbor(evidence: Evidence) -> str:
@@ -224,7 +215,7 @@ def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:
     most = f", the most variable of {len(spent)}" if len(spent) > 1 else ""
     return (
         f"the service recorded waits of {median_and_p99(spent[largest])} for {largest}{most}, measured by "
-        f"request ({told.sources['dependency']}); {own_and_propagated(figures)}."
+        f"request ({told.sources['dependency']}); {figures.parts}."
     )
 
 
@@ -234,7 +225,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
         f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it "
-        f"{_waited_in(evidence)}; {own_and_propagated(figures)}."
+        f"{_waited_in(evidence)}; {figures.parts}."
     )
 
 

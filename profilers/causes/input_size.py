@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from latfix.formatting import counted
-from latfix.profilers.causes.cause import (
-    FASTER_MODEL,
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    median_and_p99,
-    own_and_propagated,
-)
+from latfix.profilers.causes.cause import FASTER_MODEL, Cause, Claim, Left, Parts, TailFigures, median_and_p99
 from latfix.profilers.evidence.device_idle import UNIT_OF, needed_ns
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.units import Evidence
@@ -36,8 +27,8 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
     """As in a run; without a model, the prefill of inputs so large that it was seen to hold up all streams."""
-    own = np.minimum(evidence.own_prefill[evidence.head], left.cpu_excess("compute"))
-    return replace(_claim(evidence, left), units={"compute": Parts(cpu=own)}, disturbance=True)
+    own = {"compute": Parts(excess=evidence.own_prefill[evidence.head])}
+    return replace(_claim(evidence, left), units=own, disturbance=True)
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
@@ -47,7 +38,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         return _sentence(evidence, figures)
     return (
         f"{counted(len(own), 'request')} had inputs of a size whose prefill held up all streams, and took "
-        f"{median_and_p99(own)} to the first output; {own_and_propagated(figures)}."
+        f"{median_and_p99(own)} to the first output; {figures.parts}."
     )
 
 
@@ -66,7 +57,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     stage = "the time from the first byte to the last" if evidence.setup.outside and most == "finish" else most
     return (
         f"without batching, inputs need {median_and_p99(needs[most])} of {stage} "
-        f"(model: R² {expected.models[most].r2:.2f}); {own_and_propagated(figures)}."
+        f"(model: R² {expected.models[most].r2:.2f}); {figures.parts}."
     )
 
 

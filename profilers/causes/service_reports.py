@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, in_units, median_and_p99
 from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.outside.server_account import BY_THREAD, WORK
 from latfix.profilers.evidence.run_baselines import whole_median
-from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.units import OUTSIDE_UNITS, Evidence
 
 
 def _queue(evidence: Evidence, _left: Left) -> Claim:
@@ -28,13 +28,11 @@ def _queue(evidence: Evidence, _left: Left) -> Claim:
     return Claim(own={"queue": evidence.rows["queue_ns"]})
 
 
-def _compute(evidence: Evidence, left: Left) -> Claim:
-    units = {}
-    for name, worked in evidence.told.worked(evidence.rows).items():
-        usual = evidence.norms.of(f"told.{name}", partial(whole_median, worked[evidence.ok]))
-        beyond = evidence.at_units(name, np.maximum(worked - usual, 0))
-        units[name] = Parts(cpu=np.minimum(beyond, left.cpu_excess(name)))
-    return Claim(units=units)
+@in_units(*OUTSIDE_UNITS)
+def _compute(evidence: Evidence, _left: Left, name: str) -> Parts:
+    worked = evidence.told.worked(evidence.rows)[name]
+    usual = evidence.norms.of(f"told.{name}", partial(whole_median, worked[evidence.ok]))
+    return Parts(excess=evidence.at_units(name, np.maximum(worked - usual, 0)))
 
 
 def _transit(evidence: Evidence, left: Left) -> Claim:
@@ -50,7 +48,7 @@ def _sentence(parts: tuple[str, ...], words: str, evidence: Evidence, figures: T
         if told.interval_ns and sources != BY_THREAD
         else f"request ({sources})"
     )
-    return f"{words} {median_and_p99(spent[evidence.ok])}, measured by {how}; {own_and_propagated(figures)}."
+    return f"{words} {median_and_p99(spent[evidence.ok])}, measured by {how}; {figures.parts}."
 
 
 def _reports(*parts: str) -> Callable[[Evidence], bool]:

@@ -14,19 +14,10 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import counted, from_ns, percent
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    median_and_p99,
-    own_and_propagated,
-    reads,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, in_units, median_and_p99, reads
 from latfix.profilers.evidence.outside.service_process import CPU
 from latfix.profilers.evidence.run_baselines import whole_median
-from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.units import OUTSIDE_UNITS, Evidence
 
 #: A client repeats an unanswered request for a connection after a second (RFC 6298).
 _AGAIN_NS = (1_000_000_000, 1_100_000_000)
@@ -53,10 +44,7 @@ def _connect_sentence(evidence: Evidence, figures: TailFigures) -> str:
         if again
         else ""
     )
-    return (
-        f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}{dropped}; "
-        f"{own_and_propagated(figures)}."
-    )
+    return f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}{dropped}; {figures.parts}."
 
 
 def _outside_ack(evidence: Evidence, left: Left) -> Claim:
@@ -69,7 +57,7 @@ def _ack_sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"{percent(late.sum() / evidence.ok.sum())} of the answers ended 40 to 45 ms after their first byte, hardly "
         "any slightly earlier: typical of a message that is written in two pieces without TCP_NODELAY, whose second "
-        f"waits for an acknowledgment that the client's kernel delays; {own_and_propagated(figures)}."
+        f"waits for an acknowledgment that the client's kernel delays; {figures.parts}."
     )
 
 
@@ -79,8 +67,7 @@ def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Cla
     beyond = np.maximum(waited - evidence.norms.of(f"waits.{name}", partial(whole_median, chosen)), 0)
     compute = np.minimum(evidence.at_units("compute", beyond), left.cpu_excess("compute"))
     later = np.maximum(beyond - evidence.of_batch(compute), 0)
-    finish = np.minimum(later, left.cpu_excess("finish"))
-    return Claim(units={"compute": Parts(cpu=compute), "finish": Parts(cpu=finish)})
+    return Claim(units={"compute": Parts(cpu=compute), "finish": Parts(excess=later)})
 
 
 def _outside_lock(evidence: Evidence, left: Left) -> Claim:
@@ -92,36 +79,34 @@ def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
     where = f", up to {waits.at_one} of them at one address" if waits.at_one > 1 else ""
     return (
         f"threads of the service waited for a lock while other requests were there{where}; {waits.holder}; a request "
-        f"waited {median_and_p99(waits.lock[evidence.ok])}; {own_and_propagated(figures)}."
+        f"waited {median_and_p99(waits.lock[evidence.ok])}; {figures.parts}."
     )
 
 
-def _outside_loop(evidence: Evidence, left: Left) -> Claim:
+@in_units(*OUTSIDE_UNITS)
+def _outside_loop(evidence: Evidence, left: Left, name: str) -> Parts:
     """All requests wait while it waits in a call. While it computes, those that come meanwhile.
 
     The request for which it computes is not among them, if it is known.
     """
-    units, held, busy = {}, evidence.locks.held, evidence.locks.busy
-    for name in ("compute", "finish"):
-        start, end = evidence.units[name].start, evidence.units[name].end
-        own = evidence.worked(name) if evidence.threads.ran else np.zeros(len(start), np.int64)
-        came = busy.covered(start, start + 1) > 0
-        blocked = held.covered(start, end) + np.where(came, busy.covered(start, end), 0) - own
-        other = evidence.standstills.prefill.covered(start, end) + evidence.not_waited(name)
-        claimed = np.rint(np.maximum(blocked - other, 0)).astype(np.int64)
-        units[name] = Parts(cpu=np.minimum(claimed, np.maximum(left.cpu_excess(name) - own, 0)))
-    return Claim(units=units)
+    held, busy, (start, end) = evidence.locks.held, evidence.locks.busy, evidence.units[name].span
+    own = evidence.worked(name) if evidence.threads.ran else np.zeros(len(start), np.int64)
+    came = busy.covered(start, start + 1) > 0
+    blocked = held.covered(start, end) + np.where(came, busy.covered(start, end), 0) - own
+    other = evidence.standstills.prefill.covered(start, end) + evidence.not_waited(name)
+    claimed = np.rint(np.maximum(blocked - other, 0)).astype(np.int64)
+    return Parts(cpu=np.minimum(claimed, np.maximum(left.cpu_excess(name) - own, 0)))
 
 
 def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
     held, busy = evidence.locks.held, evidence.locks.busy
     if not len(held) + len(busy):
-        return f"{own_and_propagated(figures)}."
+        return f"{figures.parts}."
     longest = from_ns(max(held.longest_ns, busy.longest_ns))
     return (
         f"{counted(len(held) + len(busy), 'time')} the service answered no request, for up to {longest}, "
         f"because its event loop did not return to waiting for events; {evidence.locks.caller}; "
-        f"{own_and_propagated(figures)}."
+        f"{figures.parts}."
     )
 
 

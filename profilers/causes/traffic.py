@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import FASTER_MODEL, Cause, Claim, Left, Parts, TailFigures
-from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.units import OUTSIDE_UNITS, Evidence
 
 
 def _waits(figures: TailFigures) -> str:
@@ -41,18 +39,15 @@ def _priority(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-def _outside(evidence: Evidence, left: Left, *, growing: bool) -> Claim:
+def _outside(evidence: Evidence, _left: Left, *, growing: bool) -> Claim:
     """Waits for others' work that the arrivals alone cause.
 
     :param growing: of a backlog that grew for the whole run.
     """
-    units: dict[str, Parts] = {}
     if evidence.shared.growing != growing:
-        return Claim(units=units)
-    for name in ("compute", "finish"):
-        runnable, blocked, _ = evidence.waits_for_others(name)
-        units[name] = Parts(runq=runnable, cpu=np.minimum(blocked, left.cpu_excess(name)))
-    return Claim(units=units)
+        return Claim()
+    waits = {name: evidence.waits_for_others(name) for name in OUTSIDE_UNITS}
+    return Claim(units={name: Parts(runq=runnable, excess=blocked) for name, (runnable, blocked, _) in waits.items()})
 
 
 def _sharing(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.formatting import counted, from_ns
-from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99
 from latfix.profilers.causes.external_dependency import waits_for_each_other
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.outside.service_process import STOPPED, Counter
@@ -16,7 +16,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     blocked = {name: evidence.of_batch(evidence.units[name].blocked)[evidence.ok] for name in ("compute", "collate")}
     where = max(blocked, key=lambda name: float(np.quantile(blocked[name], 0.99)))
     return (
-        f"no probe accounts for it: {own_and_propagated(figures)}; blocked time in {where} was "
+        f"no probe accounts for it: {figures.parts}; blocked time in {where} was "
         f"{median_and_p99(blocked[where])}{sleeps_in(evidence, where)}."
     )
 
@@ -43,7 +43,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         else "the service's process was not watched (--pid watches it)"
     )
     others = waits_for_each_other(evidence) if evidence.process.cpu.known else ""
-    return f"{stood}{inside}; {others or own_and_propagated(figures)}."
+    return f"{stood}{inside}; {others or figures.parts}."
 
 
 CAUSE = Cause(id="unexplained", sentence=_sentence, outside_sentence=_outside_sentence)

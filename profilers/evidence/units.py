@@ -68,6 +68,8 @@ from latfix.traffic.parsed_fields import RECORDED
 
 Number = TypeVar("Number", np.int64, np.float64)
 
+#: Units of a service behind an address: until the first byte of an answer, and from then to the last.
+OUTSIDE_UNITS: tuple[str, ...] = ("compute", "finish")
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "intake", "prepare", "finish")
 #: Blocked time up to this may be an artifact of the stamps' positions.
@@ -102,6 +104,11 @@ class Unit:
     def wall(self) -> Ints:
         """Wall nanoseconds."""
         return self.cpu + self.runq + self.blocked
+
+    @property
+    def span(self) -> tuple[Ints, Ints]:
+        """Begin and end."""
+        return self.start, self.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ SPIKE_NS = 1_000_000
 PACE_S = 0.05
 _PACE_NUMBERS = 600
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
+#: Time of all cores of the machine in use, and taken by its hypervisor.
+BUSY_SERIES, STOLEN_SERIES = "host.cpu_busy_ns", "host.steal_ns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def host_reader() -> Callable[[], Reading]:
         fields = [int(field) for field in file.read().split(b"\n", 1)[0].split()[1:]]
         busy = sum(fields[:3]) + sum(fields[5:8])
         steal = fields[7] if len(fields) > 7 else 0
-        return {"host.cpu_busy_ns": busy * _TICK_NS, "host.steal_ns": steal * _TICK_NS}
+        return {BUSY_SERIES: busy * _TICK_NS, STOLEN_SERIES: steal * _TICK_NS}
 
     return read
 

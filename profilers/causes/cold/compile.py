@@ -8,27 +8,22 @@ import numpy as np
 
 from latfix.arrays import Bools
 from latfix.formatting import from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
+from latfix.profilers.causes.cause import Cause, Left, Parts, TailFigures, in_units
 from latfix.profilers.causes.marked_units import slow_by_mark
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.pause_probes import LIMIT_SERIES
 
 
-def _claim(evidence: Evidence, left: Left) -> Claim:
-    pauses = evidence.pauses["compile"]
-    units = {}
-    for name in ("prepare", "lag", "collate", "compute", "finish"):
-        unit = evidence.units[name]
-        own = pauses.inside(unit.start, unit.end, unit.thread, worker=name != "prepare")
-        # A compilation in an unknown thread counts as this unit's: as on-CPU time beyond its inputs' need, or as a
-        # wait for the lock that it held.
-        seen = pauses.unplaced.covered(unit.start, unit.end)
-        given_up = slow_by_mark(evidence, left, name, _uncompiled(evidence), "uncompiled") if name == "compute" else 0
-        units[name] = Parts(
-            cpu=np.maximum(given_up, np.maximum(own, np.minimum(seen, left.cpu_excess(name)))),
-            blocked=np.maximum(np.minimum(own, left.blocked[name]), np.minimum(seen, left.blocked[name])),
-        )
-    return Claim(units=units)
+@in_units("prepare", "lag", "collate", "compute", "finish")
+def _claim(evidence: Evidence, left: Left, name: str) -> Parts:
+    pauses, unit = evidence.pauses["compile"], evidence.units[name]
+    own = pauses.inside(*unit.span, unit.thread, worker=name != "prepare")
+    # A compilation in an unknown thread counts as this unit's: as on-CPU time beyond its inputs' need, or as a wait
+    # for the lock that it held.
+    seen = pauses.unplaced.covered(*unit.span)
+    given_up = slow_by_mark(evidence, left, name, _uncompiled(evidence), "uncompiled") if name == "compute" else 0
+    on_core = np.maximum(given_up, np.maximum(own, np.minimum(seen, left.cpu_excess(name))))
+    return Parts(cpu=on_core, blocked=np.maximum(own, seen))
 
 
 def _given_up_ns(evidence: Evidence) -> int | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.units import Evidence, late_shapes
 
@@ -45,8 +45,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name, first in (("compute", cold), ("finish", evidence.of_batch(cold.astype(np.int64)) > 0)):
         unit, excess = evidence.units[name], left.cpu_excess(name)
-        waited = np.minimum(evidence.at_units(name, evidence.locks.python), using.covered(unit.start, unit.end))
-        units[name] = Parts(cpu=np.where(first, excess, np.minimum(waited, excess)))
+        waited = np.minimum(evidence.at_units(name, evidence.locks.python), using.covered(*unit.span))
+        units[name] = Parts(excess=np.where(first, excess, waited))
     return Claim(units=units)
 
 
@@ -54,7 +54,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     firsts = np.count_nonzero(evidence.batches["first_shape"])
     return (
         f"{firsts} requests were the first with their value of a feature or their size, and most took longer than "
-        f"later ones with the same, by up to {milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
+        f"later ones with the same, by up to {milliseconds(figures.largest_ms)}; {figures.parts}."
     )
 
 
@@ -109,7 +109,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     warm = int(np.count_nonzero(evidence.rows["warmup"]))
     return (
         f"{figures.requests} requests met a first use after {warm} warm-up requests and took up to "
-        f"{milliseconds(figures.largest_ms)} longer than their inputs need; {coming}{own_and_propagated(figures)}."
+        f"{milliseconds(figures.largest_ms)} longer than their inputs need; {coming}{figures.parts}."
     )
 
 

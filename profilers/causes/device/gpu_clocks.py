@@ -8,7 +8,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.formatting import share
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.nvml_samples import at_batches, series_of, share_since
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.gpu.nvml import CLOCK_REASONS, VIOLATIONS
@@ -22,7 +22,7 @@ _VIOLATIONS = tuple(f"nvml.violation_{name}_ns" for name in VIOLATIONS if name !
 _LEAST_HELD = 0.05
 
 
-def _claim(evidence: Evidence, left: Left) -> Claim:
+def _claim(evidence: Evidence, _left: Left) -> Claim:
     lowered, held_down = _lowered(evidence), share_since(evidence, _VIOLATIONS)
     if lowered is None and held_down is None:
         return Claim()
@@ -37,7 +37,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         # The counters cover the time between two readings of the clock, but not how low it was.
         counted = np.rint(unit.wall * np.where(held_down > _LEAST_HELD, held_down, 0.0)).astype(np.int64)
         claimed = np.maximum(claimed, counted)
-    return Claim(units={"compute": Parts(cpu=np.minimum(claimed, left.cpu_excess("compute")))})
+    return Claim(units={"compute": Parts(excess=claimed)})
 
 
 def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:
@@ -76,7 +76,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
         fell
         + (f" (NVML's reasons in the run: {reasons})" if reasons else "")
         + (counted if held_down is not None and held_down.max(initial=0.0) > _LEAST_HELD else "")
-        + f"; {parts_and_largest(figures)}."
+        + f"; {figures.parts_and_largest}."
     )
 
 

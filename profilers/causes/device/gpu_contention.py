@@ -11,7 +11,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import share
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.device_idle import UNIT_OF, slower_ns
 from latfix.profilers.evidence.nvml_samples import at_batches, at_next_poll, largest_nearby
 from latfix.profilers.evidence.units import Evidence
@@ -72,7 +72,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     most = share(float(taken.max(initial=0.0)))
     return (
         f"other processes computed on the device during {np.count_nonzero(hit)} of {len(hit)} batches, with up to "
-        f"{most} of it; {parts_and_largest(figures)}."
+        f"{most} of it; {figures.parts_and_largest}."
     )
 
 

@@ -12,18 +12,18 @@ from functools import partial
 import numpy as np
 
 from latfix.formatting import from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.device_idle import DeviceProfile, idle_ns, unusual_idle_ns
 from latfix.profilers.evidence.units import Evidence
 
 
-def _claim(share: Callable[[DeviceProfile], float], evidence: Evidence, left: Left) -> Claim:
+def _claim(share: Callable[[DeviceProfile], float], evidence: Evidence, _left: Left) -> Claim:
     """Claim a share of the device's unusual idle time."""
     profile, idle = evidence.setup.device_profile, unusual_idle_ns(evidence)
     if profile is None or idle is None or not share(profile):
         return Claim()
     claimed = np.rint(idle * share(profile)).astype(np.int64)
-    return Claim(units={"compute": Parts(cpu=np.minimum(claimed, left.cpu_excess("compute")))})
+    return Claim(units={"compute": Parts(excess=claimed)})
 
 
 def _sync_share(profile: DeviceProfile) -> float:
@@ -37,7 +37,7 @@ def _sync_sentence(evidence: Evidence, figures: TailFigures) -> str:
     at = f", at {', '.join(where)}" if where else ""
     return (
         f"the host waited for the device {profile.waits:.0f} times within a batch's compute{at}, and after each wait "
-        f"the device waited for the host; {parts_and_largest(figures)}."
+        f"the device waited for the host; {figures.parts_and_largest}."
     )
 
 
@@ -48,7 +48,7 @@ def _launch_sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"{profile.launches:.0f} operators of a batch are issued one by one, and the device waits for them for "
         f"{from_ns(np.median(usual)) if len(usual) else 'an unknown time'} in a typical batch; "
-        f"{parts_and_largest(figures)}."
+        f"{figures.parts_and_largest}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.formatting import share
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99
 from latfix.profilers.evidence.device_idle import UNIT_OF, copy_ns, needed_ns, slower_ns
 from latfix.profilers.evidence.units import Evidence
 
@@ -29,7 +29,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     memory = f"{share(pageable / max(total, 1))} of the bytes are in memory that is not pinned"
     return (
         f"a batch's copies took {median_and_p99(time)}, their bytes need {median_and_p99(needed)}; {memory}; "
-        f"{own_and_propagated(figures)}."
+        f"{figures.parts}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from latfix.formatting import from_ns, significant
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.causes.drift.correlates import Companion, origin_of
 from latfix.profilers.causes.drift.growth import Growth, find_growths
 from latfix.profilers.evidence.units import Evidence
@@ -29,10 +29,10 @@ def _claim(cause_id: str, evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     growths = find_growths(evidence)
     if not growths:
-        return f"the same inputs took longer as the service aged; {own_and_propagated(figures)}."
+        return f"the same inputs took longer as the service aged; {figures.parts}."
     largest = max(growths, key=lambda growth: float(growth.rise.level[-1]))
     rise = _rise_words(largest, outside=evidence.setup.outside)
-    return f"{rise}; {_companion_words(*origin_of(evidence, growths))}; {own_and_propagated(figures)}."
+    return f"{rise}; {_companion_words(*origin_of(evidence, growths))}; {figures.parts}."
 
 
 def _rise_words(growth: Growth, *, outside: bool) -> str:

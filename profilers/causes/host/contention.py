@@ -5,20 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    median_and_p99,
-    own_and_propagated,
-    reads,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, in_units, median_and_p99, reads
 from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, describe_takers
 from latfix.profilers.causes.python.gil_waits import descheduled_ns
 from latfix.profilers.evidence.outside.service_process import RUN_QUEUE
-from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.units import OUTSIDE_UNITS, Evidence
 
 #: In records without wake-up delays, a late start is a wait for a core if the work itself then waited for a core for
 #: this share of its time.
@@ -76,7 +67,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     delay = (delay + evidence.of_batch(units["collate"].runq + units["compute"].runq))[ok]
     return (
         f"threads were runnable without a core for {median_and_p99(delay)}{_takers_clause(evidence)}; "
-        f"{own_and_propagated(figures)}."
+        f"{figures.parts}."
     )
 
 
@@ -98,17 +89,15 @@ def _culprit(evidence: Evidence) -> str:
     return describe_takers(takers, but=but if evidence.setup.pooled else (*but, OPERATORS), turns=True)
 
 
-def _outside(evidence: Evidence, left: Left) -> Claim:
+@in_units(*OUTSIDE_UNITS)
+def _outside(evidence: Evidence, left: Left, name: str) -> Parts:
     """Time that the service's process was runnable without a core while the request was there.
 
     That includes waits for requests that others' use of the cores had delayed, but not threads that wait for each
     other because of a burst.
     """
-    units = {}
-    for name in ("compute", "finish"):
-        runnable, _, slowed = evidence.waits_for_others(name)
-        units[name] = Parts(runq=left.runq[name] - runnable, cpu=np.minimum(slowed, left.cpu_excess(name)))
-    return Claim(units=units)
+    runnable, _, slowed = evidence.waits_for_others(name)
+    return Parts(runq=left.runq[name] - runnable, excess=slowed)
 
 
 def _preempted(evidence: Evidence) -> str:
@@ -120,7 +109,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     delay = (evidence.units["finish"].runq + evidence.of_batch(evidence.units["compute"].runq))[evidence.ok]
     return (
         "while a request was at the service, the service's threads were runnable without a core for "
-        f"{median_and_p99(delay)}{_preempted(evidence)}{_takers_clause(evidence)}; {own_and_propagated(figures)}."
+        f"{median_and_p99(delay)}{_preempted(evidence)}{_takers_clause(evidence)}; {figures.parts}."
     )
 
 

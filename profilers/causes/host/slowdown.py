@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats
 from latfix.formatting import from_ns, milliseconds, share
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.code_lines.slow_lines import main_line
 from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.run_record.schema import PACE
@@ -44,7 +44,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"{figures.requests} requests were on-CPU for longer than the same work takes elsewhere in the run, by up to "
         f"{milliseconds(figures.largest_ms)}{code}, without waiting for a core (model of {where}: R² {model.r2:.2f}, "
-        f"residual {from_ns(model.residual_mad)}); {own_and_propagated(figures)}.{_processor(evidence)[1]}"
+        f"residual {from_ns(model.residual_mad)}); {figures.parts}.{_processor(evidence)[1]}"
     )
 
 

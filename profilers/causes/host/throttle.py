@@ -6,9 +6,9 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated, reads
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, in_units, reads
 from latfix.profilers.evidence.outside.service_process import THROTTLED, Counter
-from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.units import OUTSIDE_UNITS, Evidence
 
 _SERIES = "cgroup.throttled_ns"
 
@@ -48,28 +48,25 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     total = float(values[-1] - values[0]) if len(times) else float(np.sum(evidence.batches["throttled_ns"]))
     return (
         f"the cgroup was throttled for {from_ns(total)} in total; it stopped {figures.requests} requests, for up to "
-        f"{milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
+        f"{milliseconds(figures.largest_ms)}; {figures.parts}."
     )
 
 
-def _outside(evidence: Evidence, left: Left) -> Claim:
+@in_units(*OUTSIDE_UNITS)
+def _outside(evidence: Evidence, left: Left, name: str) -> Parts:
     """The growth of the control group's throttled time while the request was at the service."""
-    throttled = Counter.of(evidence.samples, THROTTLED)
-    units = {}
-    for name in ("compute", "finish"):
-        unit = evidence.units[name]
-        grown = np.rint(np.minimum(throttled.grown(unit.start, unit.end), unit.end - unit.start)).astype(np.int64)
-        delayed = np.minimum(grown, left.runq[name])
-        stopped = np.minimum(grown - delayed, left.cpu_excess(name))
-        units[name] = Parts(runq=delayed, cpu=stopped)
-    return Claim(units=units)
+    start, end = evidence.units[name].span
+    grown = np.minimum(Counter.of(evidence.samples, THROTTLED).grown(start, end), end - start)
+    stopped = np.rint(grown).astype(np.int64)
+    delayed = np.minimum(stopped, left.runq[name])
+    return Parts(runq=delayed, excess=stopped - delayed)
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     total = from_ns(Counter.of(evidence.samples, THROTTLED).total)
     return (
         f"the service's control group was throttled for {total} in total; it stopped {figures.requests} "
-        f"requests, for up to {milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
+        f"requests, for up to {milliseconds(figures.largest_ms)}; {figures.parts}."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, parts_and_largest
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures
 from latfix.profilers.causes.memory.device_allocator_stalls import memory_claim, price_clause, stretches_of
 from latfix.profilers.causes.memory.heap_growth import (
     FIXES,
@@ -33,7 +33,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     if calls.sum():
         return (
             f"torch's allocator called the device {int(calls.sum()):,} times for memory while requests were served"
-            f"{price_clause(evidence, 'other')}; {parts_and_largest(figures)}."
+            f"{price_clause(evidence, 'other')}; {figures.parts_and_largest}."
         )
     grown = {name: heap_growth(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in grown.values())
@@ -42,7 +42,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"the heap grew {times:,} times while requests were served, by up to {largest / MIB:.3g} MiB, with "
         f"{faults:,.0f} page faults on the new memory, {fault_price_ns(evidence, 'compute'):.0f} ns each; "
-        f"{parts_and_largest(figures)}."
+        f"{figures.parts_and_largest}."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_propagated
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures
 from latfix.profilers.causes.memory.device_allocator_stalls import memory_claim, price_clause, stretches_of
 from latfix.profilers.causes.memory.heap_growth import FIXES, MIB, UNITS, column, faults_despite_free, grown_in_pieces
 from latfix.profilers.causes.memory.page_faults import fault_price_ns
@@ -25,7 +25,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
         return (
             f"torch's allocator freed cached memory {int(calls.sum()):,} times because the device had none left"
             f"{price_clause(evidence, 'fragmented')}, while up to {stuck / MIB:.3g} MiB were free within segments in "
-            f"use{_largest_free(evidence)}; {own_and_propagated(figures)}."
+            f"use{_largest_free(evidence)}; {figures.parts}."
         )
     pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in pieces.values())
@@ -35,7 +35,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     free = max(read, float(sampled.max(initial=0)))
     return (
         f"the heap grew {times:,} times, by {total / MIB:.3g} MiB in total, although at least as much was free in "
-        f"it, in pieces (up to {free / MIB:.3g} MiB); {own_and_propagated(figures)}."
+        f"it, in pieces (up to {free / MIB:.3g} MiB); {figures.parts}."
     )
 
 

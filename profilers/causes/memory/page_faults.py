@@ -8,10 +8,10 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.formatting import from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated, reads
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, in_units, reads
 from latfix.profilers.causes.memory.heap_growth import heap_faults
 from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, MINOR_FAULTS, Counter
-from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
+from latfix.profilers.evidence.units import OUTSIDE_UNITS, REQUEST_UNITS, Evidence
 
 #: The run corrects the calibrated price within these factors if enough units faulted heavily.
 _CORRECTION = (0.3, 4.0)
@@ -74,7 +74,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     how = f"calibrated here{_interval(evidence)}" if evidence.setup.calibrated else "not calibrated"
     return (
         f"requests had {median} (median) and {high} (p99) minor page faults, at {price} each in compute ({how}); "
-        f"{own_and_propagated(figures)}."
+        f"{figures.parts}."
     )
 
 
@@ -84,19 +84,16 @@ def _interval(evidence: Evidence) -> str:
     return f": {ends[0][-1]:.0f} to {ends[1][-1]:.0f} ns" if all(map(len, ends)) else ""
 
 
-def _outside(evidence: Evidence, left: Left) -> Claim:
+@in_units(*OUTSIDE_UNITS)
+def _outside(evidence: Evidence, left: Left, name: str) -> Parts:
     """Faults of the process of a service behind an address, counted four times a second.
 
     Minor ones have a usual price, since those of another process cannot be calibrated.
     """
-    minor, units = Counter.of(evidence.samples, MINOR_FAULTS), {}
-    for name in ("compute", "finish"):
-        unit = evidence.units[name]
-        price = evidence.setup.minor_fault_ns * minor.grown_around(unit.start, unit.end)
-        waited = np.minimum(evidence.paged_in(name), left.cpu_excess(name))
-        faulted = minor.apportioned(unit.end, left.cpu_excess(name) - waited, price)
-        units[name] = Parts(cpu=waited + faulted)
-    return Claim(units=units)
+    minor, unit = Counter.of(evidence.samples, MINOR_FAULTS), evidence.units[name]
+    price = evidence.setup.minor_fault_ns * minor.grown_around(*unit.span)
+    waited = np.minimum(evidence.paged_in(name), left.cpu_excess(name))
+    return Parts(cpu=waited + minor.apportioned(unit.end, left.cpu_excess(name) - waited, price))
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
@@ -108,7 +105,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
     return (
         f"the service's process had {minor:,.0f} minor page faults, and {major:,.0f} major ones, for which memory is "
-        f"read from a disk; {waited}; {own_and_propagated(figures)}."
+        f"read from a disk; {waited}; {figures.parts}."
     )
 
 

@@ -6,17 +6,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import counted, from_ns, percent
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    median_and_p99,
-    own_and_propagated,
-    parts_and_largest,
-    reads,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, reads
 from latfix.profilers.causes.host.core_takers import BACKGROUND
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
 from latfix.profilers.causes.service_waits import beyond_usual
@@ -47,7 +37,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"a probe that takes the interpreter lock every {PERIOD_S * 1000:g} ms had to wait {percent(waited)} of "
         f"the time, for up to {longest}{holder}; {figures.requests} requests waited for the lock while other threads "
-        f"ran; {parts_and_largest(figures)}."
+        f"ran; {figures.parts_and_largest}."
     )
 
 
@@ -103,7 +93,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
     return (
         f"threads of the service waited for the interpreter lock while others ran Python, {median_and_p99(waited)} "
-        f"per request{stopped}{_background(evidence)}; {own_and_propagated(figures)}."
+        f"per request{stopped}{_background(evidence)}; {figures.parts}."
     )
 
 
