@@ -7,6 +7,7 @@ alone would need is its own; the remainder of the fit, and finishing after other
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,25 +34,30 @@ _MEMBERS = 2.0
 Design = Callable[[Any], Floats]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBatches:
     """The batches of ``n`` requests in order of arrival. Times in nanoseconds.
 
-    :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)``.
-    :ivar window: ``(n,)`` waited for the timer, or for the batch to fill, while a worker was free; ``behind`` for
+    :param size: ``(m,)`` members.
+    :param window: ``(n,)`` waited for the timer, or for the batch to fill, while a worker was free; ``behind`` for
         batches ahead.
-    :ivar size: ``(m,)`` members; ``expected`` how long each batch takes by its inputs, ``at_rest`` with typical ones.
-    :ivar computed: ``(m,)`` how long each took, until its first member ended.
     """
 
-    computed: Ints
-    expected: Floats
-    at_rest: Floats
+    batches: Batches
+    size: Ints
+    window: Ints
+    behind: Ints
 
-    def __init__(self, batches: Batches, arrival: Ints, latency: Ints) -> None:
-        self.batches, self.size = batches, batches.size(len(arrival))
-        waited = np.clip(np.repeat(batches.begin_ns, self.size) - arrival, 0, latency)
-        self.behind = np.clip(np.repeat(batches.free_ns, self.size) - arrival, 0, waited)
-        self.window = waited - self.behind
+    @classmethod
+    def of(cls, batches: Batches, arrival: Ints, latency: Ints) -> SharedBatches:
+        """The waits for batches.
+
+        :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)``.
+        """
+        size = batches.size(len(arrival))
+        waited = np.clip(np.repeat(batches.begin_ns, size) - arrival, 0, latency)
+        behind = np.clip(np.repeat(batches.free_ns, size) - arrival, 0, waited)
+        return cls(batches=batches, size=size, window=waited - behind, behind=behind)
 
     def sampled(self, base: Ints, most: int) -> Sample:
         """At most twice so many batches as units of work, evenly over time.
@@ -65,35 +71,59 @@ class SharedBatches:
         time = np.maximum(np.minimum.reduceat(base, first)[chosen], 0).astype(np.float64)
         return Sample(rows, np.repeat(np.arange(len(chosen)), size), time, lambda members: _of_batches(members, size))
 
-    def fit(self, design: Design, base: Ints) -> tuple[WorkModel, Floats, Ints]:
-        """The model of a batch, ``(n,)`` the service each request needs alone, ``(n,)`` that it shares with others.
+    def fit(self, design: Design, base: Ints) -> tuple[FittedBatches, Floats, Ints]:
+        """What batches need, ``(n,)`` the service each request needs alone, ``(n,)`` that it shares with others.
 
         :param base: ``(n,)`` latency without waits and other known parts.
         """
         first, m, n = self.batches.first, len(self.size), len(base)
-        self.computed = np.minimum.reduceat(base, first)
+        computed = np.minimum.reduceat(base, first)
         sample = self.sampled(base, _SAMPLE)
         members = design(sample.rows)
         model = fit_work_model(sample.design_of(members), sample.time_ns, sample.time_ns > 0)
         typical = np.median(members, axis=0)
         fold = folds_of(m)
-        alone = np.empty(n)
-        self.expected, self.at_rest = np.empty(m), np.empty(m)
+        alone, expected, at_rest = np.empty(n), np.empty(m), np.empty(m)
         per_part = max(int(_AT_ONCE * m / n), 1)
         for low in range(0, m, per_part):
             part = slice(low, min(low + per_part, m))
             begin, size = int(first[low]), self.size[part]
             inside = slice(begin, begin + int(size.sum()))
             members = design(inside)
-            self.expected[part] = np.minimum(model.predict(_of_batches(members, size), fold[part]), LONGEST_NS)
+            expected[part] = np.minimum(model.predict(_of_batches(members, size), fold[part]), LONGEST_NS)
             usual = np.column_stack([np.ones(len(size)), size[:, None] * typical, size[:, None] * typical[1:]])
-            self.at_rest[part] = model.predict(usual, fold[part])
+            at_rest[part] = model.predict(usual, fold[part])
             ones = np.ones(len(members), np.int64)
             alone[inside] = np.minimum(
                 model.predict(_of_batches(members, ones), np.repeat(fold[part], size)), LONGEST_NS
             )
-        others = np.rint(np.repeat(self.expected, self.size) - alone).astype(np.int64)
-        return model, alone, others + base - np.repeat(self.computed, self.size)
+        others = np.rint(np.repeat(expected, self.size) - alone).astype(np.int64)
+        fitted = FittedBatches(shared=self, model=model, computed=computed, expected=expected, at_rest=at_rest)
+        return fitted, alone, others + base - np.repeat(computed, self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedBatches:
+    """How long batches take. Times in nanoseconds.
+
+    :param computed: ``(m,)`` how long each took, until its first member ended.
+    :param expected: ``(m,)`` how long each takes by its inputs, ``at_rest`` with typical ones.
+    """
+
+    shared: SharedBatches
+    model: WorkModel
+    computed: Ints
+    expected: Floats
+    at_rest: Floats
+
+    @property
+    def batches(self) -> Batches:
+        return self.shared.batches
+
+    @property
+    def size(self) -> Ints:
+        """``(m,)`` members."""
+        return self.shared.size
 
     def standstills(self) -> tuple[Ints, int]:
         """``(n,)`` time lost in standstills of whole batches, and how many there were.
@@ -157,9 +187,9 @@ class SharedBatches:
         rule, most = self.batches.rule, int(self.size.max())
         at_once = counted(rule.workers, "batch") + (" was" if rule.workers == 1 else " were")
         takes, least = self.by_size, int(self.size.min())
-        middle, late = np.quantile(self.window, (0.5, 0.99)).tolist()
+        middle, late = np.quantile(self.shared.window, (0.5, 0.99)).tolist()
         others = counted(int(np.median(np.repeat(self.size, self.size))) - 1, "other")
-        ahead = share(float(np.mean(self.behind > 0)))
+        ahead = share(float(np.mean(self.shared.behind > 0)))
         return {
             "traffic.burst": f"inferred: {at_once} computed at a time; {ahead} waited for one ahead",
             "batching.window": (
