@@ -165,6 +165,9 @@ SERVER_EVENT = "server"
 EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
 SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 PACE = "host.pace_ns"
+#: Series with a GPU's utilization by this process, and by all others, in percent.
+OWN_UTIL, OTHERS_UTIL = "nvml.own_sm_util", "nvml.others_sm_util"
+
 
 #: Series in ``samples.parquet``, sampled on a separate thread. Counters are absolute readings.
 #: host.cpu_busy_ns, host.steal_ns: all cores of the machine, from /proc/stat (10 ms resolution)
@@ -217,3 +220,12 @@ PACE = "host.pace_ns"
 #: process that holds the service's end of that connection from then on
 #: metrics.<name>: its figures under /metrics
 #: poll.<probe>_ns: duration of the probe's own poll
+
+
+def device_series(series: str, number: int) -> str:
+    """The name of a device's series: unchanged for the first, ``nvml.2.sm_clock_mhz`` for another.
+
+    :param number: of the device, as in ``cuda:2``; -1 for the first worker's.
+    """
+    kind, _, name = series.partition(".")
+    return series if number < 0 else f"{kind}.{number}.{name}"

@@ -105,8 +105,7 @@ def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
     longest = from_ns(max(held.longest_ns, busy.longest_ns))
     return (
         f"{counted(len(held) + len(busy), 'time')} the service answered no request, for up to {longest}, "
-        f"because its event loop did not return to waiting for events; {evidence.locks.caller}; "
-        f"{figures.parts}."
+        f"because its event loop did not return to waiting for events; {evidence.locks.caller}; {figures.parts}."
     )
 
 

@@ -8,20 +8,12 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.units import Evidence
+from latfix.run_record.schema import device_series
 
 #: Readings farther from a batch than this do not count for it.
 _FARTHEST_NS = 1_500_000_000
 #: The driver's utilization by process is an average of about two seconds: a use shows for so long before or after.
 _AVERAGED_NS = 3_000_000_000
-
-
-def series_of(series: str, number: int) -> str:
-    """The name of a device's series: unchanged for the first, ``nvml.2.sm_clock_mhz`` for another.
-
-    :param number: of the device, as in ``cuda:2``; -1 for the first worker's.
-    """
-    kind, _, name = series.partition(".")
-    return series if number < 0 else f"{kind}.{number}.{name}"
 
 
 def at_batches(evidence: Evidence, series: str) -> Floats | None:
@@ -51,7 +43,7 @@ def largest_nearby(evidence: Evidence, series: str) -> Floats:
     """``(m,)`` the largest value of a moving average that may contain each batch; 0 without one."""
     found = np.zeros(len(evidence.batches["worker"]))
     for number, here, middle in _by_device(evidence):
-        times, values = evidence.series(series_of(series, number))
+        times, values = evidence.series(device_series(series, number))
         first, end = (np.searchsorted(times, middle + by) for by in (-_AVERAGED_NS, _AVERAGED_NS))
         largest = np.zeros(len(middle))
         for k in range(int((end - first).max(initial=0))):
@@ -74,7 +66,7 @@ def share_since(evidence: Evidence, names: Sequence[str]) -> Floats | None:
     found, read = np.zeros(len(evidence.batches["worker"])), False
     for number, here, middle in _by_device(evidence):
         for name in names:
-            times, grown = evidence.series(series_of(name, number))
+            times, grown = evidence.series(device_series(name, number))
             if len(times) > 1:
                 read = True
                 share = np.clip(grown[1:] / np.maximum(np.diff(times), 1), 0.0, 1.0)
@@ -91,7 +83,7 @@ def _each_batch(evidence: Evidence, series: str, choose: Callable[[Ints, Floats,
         return None
     found, read = np.full(len(evidence.batches["worker"]), np.nan), False
     for number, here, middle in _by_device(evidence):
-        times, values = evidence.series(series_of(series, number))
+        times, values = evidence.series(device_series(series, number))
         if len(times):
             read = True
             found[here] = choose(times, values, middle)

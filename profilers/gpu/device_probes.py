@@ -9,6 +9,7 @@ from latfix.profilers.gpu.allocator_counters import cuda_reader
 from latfix.profilers.gpu.device_ids import device_index, device_uuid
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes.sampler import Probe
+from latfix.run_record.schema import OTHERS_UTIL, device_series
 
 Reading = dict[str, float]
 Read = Callable[[], Reading]
@@ -23,27 +24,18 @@ class DeviceProbe:
     :param device: a torch device string.
     :param nvml: NVML opened for it, if possible; ``allocator`` a reader of torch's, on a GPU.
     :param line: the device's name in NVML, or why it is not read.
-    :param number: in the names of its series; ``None`` for the first device.
+    :param number: in the names of its series (:func:`device_series`).
     """
 
     device: str
     nvml: Nvml | None
     allocator: Read | None
     line: str
-    number: int | None
-
-    def named(self, series: str) -> str:
-        """A series of this device: ``nvml.sm_clock_mhz`` of the first, ``nvml.2.sm_clock_mhz`` of ``cuda:2``."""
-        if self.number is None:
-            return series
-        kind, _, name = series.partition(".")
-        return f"{kind}.{self.number}.{name}"
+    number: int
 
     def renamed(self, read: Read) -> Read:
         """A reader of the same values under this device's names."""
-        if self.number is None:
-            return read
-        return lambda: {self.named(series): value for series, value in read().items()}
+        return lambda: {device_series(series, self.number): value for series, value in read().items()}
 
 
 def open_devices(
@@ -60,7 +52,7 @@ def open_devices(
     for device in dict.fromkeys(devices):
         nvml, line = (open_nvml or _open_nvml)(device)
         number = device_index(device) if probes else None
-        probes.append(DeviceProbe(device, nvml, allocator(device), line, number))
+        probes.append(DeviceProbe(device, nvml, allocator(device), line, -1 if number is None else number))
     return probes
 
 
@@ -88,13 +80,13 @@ def allocator_probes(probes: Sequence[DeviceProbe]) -> Iterator[Probe]:
 
 
 def _label(kind: str, probe: DeviceProbe) -> str:
-    return kind if probe.number is None else f"{kind}.{probe.number}"
+    return kind if probe.number < 0 else f"{kind}.{probe.number}"
 
 
 def _notifying(device: str, read: Read, taken: Callable[[str, float], None]) -> Read:
     def reading() -> Reading:
         result = read()
-        others = result.get("nvml.others_sm_util")
+        others = result.get(OTHERS_UTIL)
         if others is not None:
             taken(device, others / 100.0)
         return result

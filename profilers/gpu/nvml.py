@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused
+from latfix.run_record.schema import OTHERS_UTIL, OWN_UTIL
 
 Reading = dict[str, float]
 
@@ -154,12 +155,13 @@ class Nvml:
             memory = [(one["pid"], one["usedGpuMemory"]) for one in result]
             # A running process uses memory: 0 means that the driver cannot see into a container.
             if (self._pid, 0) not in memory:
-                self._split(reading, "nvml.memory_{}_bytes", memory)
+                self._split(reading, ("nvml.memory_own_bytes", "nvml.memory_others_bytes"), memory)
         samples = self._ask("DeviceGetProcessUtilization", max(self._seen_us - _SAMPLES_BACK_US, 0))
         if samples is not None:
             named = {one["pid"] for one in result or ()} | {self._pid}
             # Samples contain ended processes for a while.
-            self._split(reading, "nvml.{}_sm_util", [each for each in self._latest(samples) if each[0] in named])
+            latest = [each for each in self._latest(samples) if each[0] in named]
+            self._split(reading, (OWN_UTIL, OTHERS_UTIL), latest)
 
     def _latest(self, samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
         """Utilization by process, from recent samples."""
@@ -172,7 +174,7 @@ class Nvml:
         self._newest = {pid: each for pid, each in self._newest.items() if each[0] > oldest}
         return [(pid, util) for pid, (_, util) in self._newest.items()]
 
-    def _split(self, reading: Reading, series: str, values: Sequence[tuple[int, Any]]) -> None:
+    def _split(self, reading: Reading, series: tuple[str, str], values: Sequence[tuple[int, Any]]) -> None:
         """Add this process's value and the sum of all others.
 
         In a container the driver may use the host's process numbers. Then this process is unknown, and nothing is
@@ -180,8 +182,8 @@ class Nvml:
         """
         known = [(pid, value) for pid, value in values if isinstance(value, int | float)]
         if any(pid == self._pid for pid, _ in known):
-            reading[series.format("own")] = float(sum(value for pid, value in known if pid == self._pid))
-            reading[series.format("others")] = float(sum(value for pid, value in known if pid != self._pid))
+            reading[series[0]] = float(sum(value for pid, value in known if pid == self._pid))
+            reading[series[1]] = float(sum(value for pid, value in known if pid != self._pid))
 
     def _monitor(self, reading: Reading) -> None:
         result = self._ask("GpmMetrics", *GPM)

@@ -31,6 +31,9 @@ _PACE_NUMBERS = 600
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 #: Time of all cores of the machine in use, and taken by its hypervisor.
 BUSY_SERIES, STOLEN_SERIES = "host.cpu_busy_ns", "host.steal_ns"
+#: Time of this process on cores. Of its Python threads by name, time on cores and run-queue delay:
+#: ``thread.NAME.cpu_ns``, ``thread.NAME.runq_ns``.
+PROCESS_CPU, THREAD_SERIES, THREAD_CPU, THREAD_RUN_QUEUE = "process.cpu_ns", "thread.", ".cpu_ns", ".runq_ns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def process_reader() -> Callable[[], Reading]:
         resident = int(file.read().split()[1]) * _PAGE
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "process.cpu_ns": time.process_time_ns(),
+            PROCESS_CPU: time.process_time_ns(),
             "process.rss_bytes": resident,
             "process.minflt": usage.ru_minflt,
             "process.majflt": usage.ru_majflt,
@@ -184,9 +187,9 @@ def thread_reader() -> Callable[[], Reading]:
                 if entry in files:
                     files.pop(entry).close()
                 continue
-            series = f"thread.{label(python.get(int(entry)))}"
-            for name, value in (("cpu_ns", fields[0]), ("runq_ns", fields[1])):
-                key = f"{series}.{name}"
+            series = f"{THREAD_SERIES}{label(python.get(int(entry)))}"
+            for name, value in ((THREAD_CPU, fields[0]), (THREAD_RUN_QUEUE, fields[1])):
+                key = f"{series}{name}"
                 reading[key] = reading.get(key, 0.0) + int(value)
         return reading
 

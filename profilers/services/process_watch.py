@@ -16,14 +16,20 @@ from pathlib import Path
 from latfix.errors import InputError
 from latfix.profilers.evidence.outside.service_process import (
     COLLECTED,
+    CORES,
     CPU,
     DISK,
     MAJOR_FAULTS,
     MINOR_FAULTS,
+    PREEMPTIONS,
+    PROCESSES,
+    RESIDENT,
     RUN_QUEUE,
     STOPPED,
+    SWITCHES,
     THREAD,
     THREADS,
+    THROTTLED,
     of_process,
 )
 from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
@@ -165,7 +171,7 @@ class ProcessWatch:
                 self._collected_ns += max(collected_ns.values(), default=0)
                 reading[COLLECTED] = self._collected_ns
             if self.throttling:
-                reading["server.throttled_ns"] = self._throttle.throttled_ns()
+                reading[THROTTLED] = self._throttle.throttled_ns()
             found = self._by_process(ran, waits, collected_ns)
             if stopped_ns := found.get(self.pid, {}).get(STOPPED):
                 reading[STOPPED] = stopped_ns
@@ -229,14 +235,14 @@ class ProcessWatch:
                 minor, major = self._faults.get(pid, (0, 0))
                 apart[pid] = {MINOR_FAULTS: minor, MAJOR_FAULTS: major, DISK: ticks * _TICK_NS}
         return {
-            "server.minflt": sum(minor for minor, _ in self._faults.values()),
-            "server.majflt": sum(major for _, major in self._faults.values()),
-            "server.disk_ns": disk_ticks * _TICK_NS,
-            "server.vcsw": voluntary,
-            "server.icsw": involuntary,
-            "server.rss_bytes": resident,
-            "server.processes": len(self.processes),
-            **({"server.cores": min(len(cores), os.cpu_count() or len(cores))} if cores else {}),
+            MINOR_FAULTS: sum(minor for minor, _ in self._faults.values()),
+            MAJOR_FAULTS: sum(major for _, major in self._faults.values()),
+            DISK: disk_ticks * _TICK_NS,
+            SWITCHES: voluntary,
+            PREEMPTIONS: involuntary,
+            RESIDENT: resident,
+            PROCESSES: len(self.processes),
+            **({CORES: min(len(cores), os.cpu_count() or len(cores))} if cores else {}),
             **self._apart(apart),
         }
 

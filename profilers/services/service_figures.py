@@ -12,8 +12,14 @@ from latfix.profilers.evidence.outside.outside_view import Serving
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
 from latfix.profilers.evidence.outside.service_process import (
     CPU,
+    MAJOR_FAULTS,
+    METRICS,
+    MINOR_FAULTS,
+    PREEMPTIONS,
+    RESIDENT,
     RUN_QUEUE,
     SURE,
+    SWITCHES,
     THROTTLED,
     Counter,
     series_names,
@@ -32,10 +38,10 @@ from latfix.results.diagnosis import (
     StreamFigures,
 )
 from latfix.run_record.run_record import RunRecord, Throughput
+from latfix.run_record.schema import OWN_UTIL
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
 
-_METRICS = "metrics."
 #: A process is slower if its requests are slow so many times as often as those of the others.
 _SLOWER = 2.0
 
@@ -194,10 +200,10 @@ def _process(record: RunRecord) -> ProcessFigures | None:
     span = max(float(cpu.at_ns[-1] - cpu.at_ns[0]), 1.0)
     throttled, waiting = (Counter.of(record.samples, name) for name in (THROTTLED, RUN_QUEUE))
     minor, major, voluntary, involuntary = (
-        int(Counter.of(record.samples, f"server.{name}").total) for name in ("minflt", "majflt", "vcsw", "icsw")
+        int(Counter.of(record.samples, name).total) for name in (MINOR_FAULTS, MAJOR_FAULTS, SWITCHES, PREEMPTIONS)
     )
-    gpu = Counter.of(record.samples, "nvml.own_sm_util").value
-    resident = Counter.of(record.samples, "server.rss_bytes").value
+    gpu = Counter.of(record.samples, OWN_UTIL).value
+    resident = Counter.of(record.samples, RESIDENT).value
     return ProcessFigures(
         pid=int(pid),
         cpu_cores=cpu.total / span,
@@ -214,9 +220,9 @@ def _process(record: RunRecord) -> ProcessFigures | None:
 
 def _metrics(record: RunRecord) -> dict[str, dict[str, float]]:
     result = {}
-    for name in series_names(record.samples, _METRICS):
+    for name in series_names(record.samples, METRICS):
         values = Counter.of(record.samples, name).value
         if len(values) and math.isfinite(float(values[-1])):
             ends = {"before": float(values[0]), "after": float(values[-1]), "most": float(values.max())}
-            result[name.removeprefix(_METRICS)] = ends
+            result[name.removeprefix(METRICS)] = ends
     return result

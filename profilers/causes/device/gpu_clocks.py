@@ -9,9 +9,10 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.formatting import share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
-from latfix.profilers.evidence.nvml_samples import at_batches, series_of, share_since
+from latfix.profilers.evidence.nvml_samples import at_batches, share_since
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.gpu.nvml import CLOCK_REASONS, VIOLATIONS
+from latfix.run_record.schema import device_series
 
 _SERIES = "nvml.sm_clock_mhz"
 #: Clocks vary by about a percent all the time.
@@ -50,7 +51,7 @@ def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:
     for number in np.unique(numbers).tolist():
         here = numbers == number
         quiet = clock[here & evidence.quiet_batch & np.isfinite(clock)]
-        key = series_of("gpu.clock", number)
+        key = device_series("gpu.clock", number)
         usual[here] = evidence.norms.of(key, partial(_median, quiet))
     return (clock, usual) if np.isfinite(usual).any() else None
 
@@ -68,7 +69,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
         fell = f"the device's clock fell to {clock[worst]:.0f} MHz, {usual[worst]:.0f} MHz at a typical batch"
     bits = 0
     for number in np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist():
-        _, values = evidence.series(series_of("nvml.clock_event_reasons", number))
+        _, values = evidence.series(device_series("nvml.clock_event_reasons", number))
         bits |= int(np.bitwise_or.reduce(values.astype(np.int64), initial=0))
     reasons = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
     counted = "" if held_down is None else f", for up to {share(held_down.max())} of a second by NVML's counters"

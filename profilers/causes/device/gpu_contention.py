@@ -15,6 +15,7 @@ from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.device_idle import UNIT_OF, slower_ns
 from latfix.profilers.evidence.nvml_samples import at_batches, at_next_poll, largest_nearby
 from latfix.profilers.evidence.units import Evidence
+from latfix.run_record.schema import OTHERS_UTIL, OWN_UTIL
 
 #: Percent. A process that only holds memory shows a little utilization.
 _BUSY = 5.0
@@ -52,14 +53,14 @@ def _taken(evidence: Evidence) -> Floats | None:
     The driver's figures by process are averages of some seconds. The device's total is not, so it tells when: what it
     has beyond this process's share is that of others, if there are any at that time.
     """
-    own, others = (at_batches(evidence, f"nvml.{who}_sm_util") for who in ("own", "others"))
+    own, others = (at_batches(evidence, series) for series in (OWN_UTIL, OTHERS_UTIL))
     if own is None or others is None:
         return None
     own, others = np.nan_to_num(own), np.nan_to_num(others)
     totals = [at_batches(evidence, "nvml.gpu_util"), at_next_poll(evidence, "nvml.gpm_sm_util")]
     known = [np.nan_to_num(total) for total in totals if total is not None]
     if known:
-        nearby = largest_nearby(evidence, "nvml.others_sm_util")
+        nearby = largest_nearby(evidence, OTHERS_UTIL)
         others = np.where(nearby >= _BUSY, np.max(known, axis=0) - own, 0.0)
     busy = np.where(others >= _BUSY, others, 0.0)
     return np.asarray(busy / np.maximum(own + busy, 1.0))

@@ -8,7 +8,7 @@ from latfix.arrays import Ints
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, in_units, median_and_p99, reads
 from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, describe_takers
 from latfix.profilers.causes.python.gil_waits import descheduled_ns
-from latfix.profilers.evidence.outside.service_process import RUN_QUEUE
+from latfix.profilers.evidence.outside.service_process import PREEMPTIONS, RUN_QUEUE
 from latfix.profilers.evidence.units import OUTSIDE_UNITS, Evidence
 
 #: In records without wake-up delays, a late start is a wait for a core if the work itself then waited for a core for
@@ -101,7 +101,7 @@ def _outside(evidence: Evidence, left: Left, name: str) -> Parts:
 
 
 def _preempted(evidence: Evidence) -> str:
-    _, switches = evidence.series("server.icsw")
+    _, switches = evidence.series(PREEMPTIONS)
     return f", and were taken off one {np.ptp(switches):,.0f} times" if len(switches) else ""
 
 

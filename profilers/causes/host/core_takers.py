@@ -9,8 +9,16 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.formatting import counted, from_ns, percent, significant
-from latfix.profilers.evidence.outside.service_process import WHOLE_CPU
+from latfix.profilers.evidence.outside.service_process import CPU, WHOLE_CPU, by_name
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX, TURN
+from latfix.profilers.probes.sampler import (
+    BUSY_SERIES,
+    PROCESS_CPU,
+    STOLEN_SERIES,
+    THREAD_CPU,
+    THREAD_RUN_QUEUE,
+    THREAD_SERIES,
+)
 from latfix.run_record.schema import Columns
 
 UNSEEN = "processes that are not visible from here (another container, or too short-lived)"
@@ -86,18 +94,18 @@ def core_takers(
                 continue
             others[comm] = others.get(comm, 0.0) + float(share @ series.spent(name))
             numbers.setdefault(comm, set()).add(number)
-        elif name.startswith("thread.") and name.endswith(".cpu_ns"):
-            thread = name.removeprefix("thread.").removesuffix(".cpu_ns")
+        elif name.startswith(THREAD_SERIES) and name.endswith(THREAD_CPU):
+            thread = name.removeprefix(THREAD_SERIES).removesuffix(THREAD_CPU)
             owner = next((owner for start, owner in _THREADS if thread.startswith(start)), f"its thread {thread}")
             own[owner] = own.get(owner, 0.0) + float(share @ series.grown(name))
     latfix = float(share @ series.spent(LATFIX_SERIES))
-    stolen = float(share @ series.grown("host.steal_ns"))
-    process = float(share @ series.grown("process.cpu_ns")) or float(share @ series.grown("server.cpu_ns"))
+    stolen = float(share @ series.grown(STOLEN_SERIES))
+    process = float(share @ series.grown(PROCESS_CPU)) or float(share @ series.grown(CPU))
     if WHOLE_CPU in series.names:
         own[SIBLINGS] = float(share @ series.grown(WHOLE_CPU)) - process
         process += own[SIBLINGS]
     seen = float(share @ series.spent(ALL_SERIES)) + process + latfix + stolen
-    unseen = float(share @ series.grown("host.cpu_busy_ns")) - seen
+    unseen = float(share @ series.grown(BUSY_SERIES)) - seen
     own[PROBES] = own.get(PROBES, 0.0) + latfix
     own[BACKGROUND] = sum(float(share @ series.spent(name)) for name in background)
     found = [
@@ -140,8 +148,8 @@ def disturbance(samples: Columns) -> str:
     if series is None or taken < _TAKEN:
         return ""
     share = series.shares(None, None)
-    ran = sum(float(share @ series.grown(name)) for name in series.own("cpu_ns"))
-    waited = sum(float(share @ series.grown(name)) for name in series.own("runq_ns"))
+    ran = sum(float(share @ series.grown(name)) for name in series.own(THREAD_CPU))
+    waited = sum(float(share @ series.grown(name)) for name in series.own(THREAD_RUN_QUEUE))
     if waited <= _WAITED * (ran + waited):
         return ""
     return (
@@ -185,22 +193,16 @@ class _Series:
     @classmethod
     def of(cls, samples: Columns) -> _Series | None:
         """``None`` if other processes were read less than twice."""
-        wanted = ("thread.", "process.cpu_ns", "server.", "host.", PREFIX, LATFIX_SERIES)
-        every = samples["series"].tolist()
-        rows: dict[str, list[int]] = {name: [] for name in dict.fromkeys(every) if name.startswith(wanted)}
-        if ALL_SERIES not in rows:
+        names = by_name(samples)
+        if ALL_SERIES not in names:
             return None
-        for row, name in enumerate(every):
-            if name in rows:
-                rows[name].append(row)
-        names = {name: (samples["t_ns"][where], samples["value"][where]) for name, where in rows.items()}
         edges = np.asarray(names[ALL_SERIES][0], dtype=np.int64)
         return cls(edges, names) if len(edges) > 1 else None
 
     def own(self, suffix: str) -> Iterator[str]:
         """Counters of the service's threads, or of its process if it is seen from outside."""
-        kinds = ("thread.latfix-worker", "thread.latfix-prepare", "thread.native", "server.")
-        return (name for name in self.names if name.startswith(kinds) and name.endswith(f".{suffix}"))
+        kinds = (*(THREAD_SERIES + kind for kind in ("latfix-worker", "latfix-prepare", "native")), "server.")
+        return (name for name in self.names if name.startswith(kinds) and name.endswith(suffix))
 
     def shares(self, at: Ints | None, weight: Ints | None) -> Floats:
         """Weight of each stretch over its length: multiplied with nanoseconds by stretch they give cores."""

@@ -21,10 +21,11 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Claim, Left, Parts
+from latfix.profilers.causes.memory.heap_growth import MIB
 from latfix.profilers.causes.memory.page_faults import price_doubt
 from latfix.profilers.evidence.intervals import Overlaps
-from latfix.profilers.evidence.nvml_samples import series_of
 from latfix.profilers.evidence.units import Evidence
+from latfix.run_record.schema import device_series
 
 Kind = Literal["fragmented", "other"]
 #: Memory is in pieces if this share of the reserved memory is free within segments in use.
@@ -37,7 +38,6 @@ _REACH = 10.0
 _BEYOND = 0.5
 #: Units whose thread allocates on the device: for inputs, in the model, for outputs.
 UNITS: tuple[str, ...] = ("compute", "h2d", "d2h")
-MIB = float(1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Stretches:
     :param taken: bytes of the segments in ``allocs``; ``given`` of those in ``frees``; 0 if unknown.
     :param pieces: largest number of free bytes within segments in use.
     :param in_pieces: true if these are at least :data:`_IN_PIECES` of the reserved memory.
-    :param number: the device (:func:`latfix.profilers.evidence.nvml_samples.series_of`).
+    :param number: the device (:func:`latfix.run_record.schema.device_series`).
     """
 
     begin: Ints
@@ -165,11 +165,11 @@ def _by_sample(evidence: Evidence) -> Stretches:
 
 
 def _of_device(evidence: Evidence, number: int) -> Stretches:
-    times, retries = evidence.series(series_of("cuda.alloc_retries", number))
+    times, retries = evidence.series(device_series("cuda.alloc_retries", number))
     if len(times) < 2:
         return _none()
     reserved, pieces, taken, given = (
-        evidence.before(series_of(f"cuda.{name}", number), times)
+        evidence.before(device_series(f"cuda.{name}", number), times)
         for name in ("reserved_bytes", "inactive_split_bytes", "device_allocs", "device_frees")
     )
     most_free, most = (np.maximum(each[:-1], each[1:]) for each in (pieces, reserved))

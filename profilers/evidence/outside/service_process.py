@@ -37,8 +37,12 @@ COLLECTED = "server.collected_ns"
 THREADS = "server.threads"
 #: Page faults, and waits of its threads for disks.
 MINOR_FAULTS, MAJOR_FAULTS, DISK = "server.minflt", "server.majflt", "server.disk_ns"
+#: Prefix of the series of its own metrics.
+METRICS = "metrics."
 #: Full collections of CPython and collections of another runtime, as prometheus' client libraries count them.
-COLLECTIONS = ('metrics.python_gc_collections_total{generation="2"}', "metrics.python_gc_collections_total")
+COLLECTIONS = tuple(f"{METRICS}python_gc_collections_total{which}" for which in ('{generation="2"}', ""))
+#: Times that its threads gave up a core and that one was taken from them; bytes of resident memory.
+SWITCHES, PREEMPTIONS, RESIDENT = "server.vcsw", "server.icsw", "server.rss_bytes"
 #: Cores on which the process may run, and the number of its processes.
 CORES, PROCESSES = "server.cores", "server.processes"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
@@ -49,8 +53,6 @@ LOOPS, SLEEP, LOOP_IN = "server.loops", "server.sleep", "server.loop_in."
 #: By number of a thread, its time on a core since the previous reading; omitted if it hardly ran. A new thread takes
 #: the lowest free number.
 THREAD = "server.thread."
-
-
 #: By the client's port, the process that holds the other end of its connection from then on.
 CONNECTION = "connection."
 #: Among the series of one of several processes, time of all of them on cores.
@@ -126,6 +128,14 @@ class Counter:
         np.maximum.at(there, step, most)
         share = np.divide(there, total, out=np.ones(len(total)), where=total > there)
         return np.asarray(np.rint(asked * share[step]), dtype=np.int64)
+
+
+def by_name(samples: Columns) -> dict[str, tuple[Ints, Floats]]:
+    """Times and values of each series."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(samples["series"].tolist()):
+        found.setdefault(name, []).append(row)
+    return {name: (samples["t_ns"][where], samples["value"][where]) for name, where in found.items()}
 
 
 def series_names(samples: Columns, prefix: str) -> list[str]:

@@ -23,12 +23,14 @@ from latfix.profilers.evidence.outside.service_process import (
     CPU,
     DISK,
     MAJOR_FAULTS,
+    METRICS,
     MINOR_FAULTS,
     PROCESSES,
     RUN_QUEUE,
     STOPPED,
     THROTTLED,
     WHOLE_CPU,
+    by_name,
     of_process,
 )
 from latfix.run_record.run_record import RunRecord
@@ -50,17 +52,12 @@ _Series = Mapping[str, tuple[Ints, Floats]]
 
 def served_by(record: RunRecord) -> Ints:
     """``(n,)`` the process that held each request's connection; 0 if that is not known."""
-    rows, samples = record.requests, record.samples
-    seen = np.array([str(name).startswith(CONNECTION) for name in samples["series"].tolist()], dtype=bool)
-    ports = np.array(
-        [int(name.removeprefix(CONNECTION)) for name in samples["series"][seen].tolist()], dtype=np.int64
-    )
-    at, pids = samples["t_ns"][seen], samples["value"][seen]
+    rows, series = record.requests, by_name(record.samples)
     came, result = rows["arrival_ns"] + rows["dispatch_ns"], np.zeros(len(rows["index"]), np.int64)
-    for port in np.unique(ports).tolist():
-        own, holds = np.flatnonzero(rows["client_port"] == port), np.flatnonzero(ports == port)
+    for name in filter(lambda name: name.startswith(CONNECTION), series):
+        (at, pids), own = series[name], np.flatnonzero(rows["client_port"] == int(name.removeprefix(CONNECTION)))
         opened = np.sort(came[own[rows["new_connection"][own] > 0]])  # a port may be used again
-        holder = dict(zip(np.searchsorted(opened, at[holds]).tolist(), pids[holds].tolist(), strict=True))
+        holder = dict(zip(np.searchsorted(opened, at).tolist(), pids.tolist(), strict=True))
         result[own] = [holder.get(k, 0) for k in np.searchsorted(opened, came[own], side="right").tolist()]
     return result
 
@@ -70,7 +67,7 @@ def find_processes(record: RunRecord) -> tuple[tuple[int, ...], str]:
 
     :returns: none if a single one serves, or it is not known; then why, as a sentence.
     """
-    series, served = _by_name(record.samples), served_by(record)
+    series, served = by_name(record.samples), served_by(record)
     ran = {int(name.split(".")[1]): name for name in series if name.startswith(_OWN) and name.endswith(".cpu_ns")}
     there, own = record.requests["client_port"] > 0, np.unique(served[served > 0]).tolist()
     known = float(np.mean(served[there] > 0)) if there.any() else 0.0
@@ -104,7 +101,7 @@ def laid_apart(record: RunRecord, processes: tuple[int, ...]) -> RunRecord:
     """
     if not processes:
         return record
-    rows, series, times = record.requests, _by_name(record.samples), record.samples["t_ns"]
+    rows, series, times = record.requests, by_name(record.samples), record.samples["t_ns"]
     served = served_by(record)
     lane = np.where(np.isin(served, processes), np.searchsorted(processes, served), -1)
     came, ended = rows["arrival_ns"], rows["arrival_ns"] + rows["latency_ns"]
@@ -152,18 +149,10 @@ def came_while_others_idled(rows: Columns, served: Ints, unused: bool) -> Bools:
     return np.asarray(met & idle & (rows["status"] == Status.OK))
 
 
-def _by_name(samples: Columns) -> _Series:
-    """Times and values of each series."""
-    found: dict[str, list[int]] = {}
-    for row, name in enumerate(samples["series"].tolist()):
-        found.setdefault(name, []).append(row)
-    return {name: (samples["t_ns"][where], samples["value"][where]) for name, where in found.items()}
-
-
 def _of(series: _Series, pid: int) -> dict[str, tuple[Ints, Floats]]:
     """The series of one process, under the names of a service that has no other."""
     own = of_process(pid)
-    others = ("server.", "metrics.", CONNECTION, _OWN)
+    others = ("server.", METRICS, CONNECTION, _OWN)
     result = {name: read for name, read in series.items() if name in _COMMON or not name.startswith(others)}
     result |= {f"server.{name.removeprefix(own)}": read for name, read in series.items() if name.startswith(own)}
     result[WHOLE_CPU] = series[CPU]
