@@ -10,7 +10,7 @@ from latfix.formatting import finite
 from latfix.gates.latency_change import LatencyChange, latency_change
 from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.lock_waits import with_queue
+from latfix.profilers.evidence.outside.service_queue import with_queue
 from latfix.results.comparison import RATIO_KEYS, Comparison
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.latency_summary import QUANTILES

@@ -23,7 +23,7 @@ from latfix.profilers.attribution.ledger_parquet import causes_file
 from latfix.profilers.chunked.downsample import downsampled
 from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.drilldown.explain import explain_slowest
-from latfix.profilers.evidence.outside.lock_waits import with_waits
+from latfix.profilers.evidence.outside.service_queue import with_waits
 from latfix.reports.html import pages
 from latfix.reports.html.change_page import write_comparison_report
 from latfix.reports.html.trial_page import write_trial_report

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,10 @@ class Intervals:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def where(self, chosen: Bools) -> Intervals:
+        """Some of them."""
+        return Intervals(start=self.start[chosen], end=self.end[chosen])
 
     @property
     def longest_ns(self) -> int:

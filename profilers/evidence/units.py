@@ -21,7 +21,7 @@ from latfix.profilers.evidence.expected_work import ExpectedWork, Members
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.first_uses import slow_first_uses
-from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, serving_of
+from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits
 from latfix.profilers.evidence.outside.outside_view import (
     MOVED,
     Serving,
@@ -41,15 +41,9 @@ from latfix.profilers.evidence.outside.service_process import (
     Counter,
     ServiceProcess,
 )
-from latfix.profilers.evidence.outside.serving_processes import (
-    find_processes,
-    laid_apart,
-)
-from latfix.profilers.evidence.outside.serving_threads import (
-    ServingThreads,
-    find_serving_threads,
-    nothing_computed,
-)
+from latfix.profilers.evidence.outside.service_queue import serving_of
+from latfix.profilers.evidence.outside.serving_processes import find_processes, laid_apart
+from latfix.profilers.evidence.outside.serving_threads import ServingThreads, find_serving_threads, nothing_computed
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,

@@ -10,15 +10,14 @@ wait for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import percent
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
-from latfix.profilers.evidence.outside.event_loop import computes_in_loop, loop_blocks, requests_there, usual_loops
-from latfix.profilers.evidence.outside.outside_view import Serving, as_served, presence
+from latfix.profilers.evidence.outside.event_loop import loop_blocks, requests_there, usual_loops
 from latfix.profilers.evidence.outside.service_process import (
     COLLECTIONS,
     EPOLL,
@@ -32,13 +31,8 @@ from latfix.profilers.evidence.outside.service_process import (
     at_readings,
     series_names,
 )
-from latfix.profilers.evidence.outside.serving_processes import find_processes, laid_apart
 from latfix.profilers.evidence.outside.serving_threads import ServingThreads, nothing_computed
-from latfix.queueing.inference.batch_inference import infer_rule
-from latfix.queueing.inference.queue_inference import Queue, infer_queue
-from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
-from latfix.stages import Status
 
 #: A thread is still busy with an answer for this long after its last byte.
 _AFTER_NS = 2_000_000
@@ -49,16 +43,11 @@ _LEAST, _ALONE = 10, 0.2
 _LONGEST_STEPS = 4.0
 #: Cores used while threads waited: from the first value on the holder computed, up to the second it waited itself.
 _COMPUTED, _IDLE = 0.7, 0.3
-#: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock, and of
-#: a block of the loop that ordinary work explains.
+#: Least share of a standstill with the event loop away, and of a block of the loop that ordinary work explains.
 _AWAY, _MOSTLY = 0.8, 0.5
 #: While one thread computes and no other can, the process runs for at least this share of the time, and uses so many
 #: cores while it has any.
 _RAN, _ONE_THREAD = 0.4, (0.6, 1.3)
-#: Largest share of answers that begin before a server was free for them.
-_TOO_EARLY = 0.02
-#: The system's own gap between two answers.
-_BETWEEN_ANSWERS_NS = 50_000
 #: A standstill in which the process had no core for this share of it is due to that.
 _STARVED = 0.5
 #: With threads at the interpreter's lock for this share of it, the loop itself waits for that lock; while one thread
@@ -159,7 +148,7 @@ def find_lock_waits(
     all_wait = step[(waiting > 0) & (waiting == present)].sum() / max(float(step[waiting > 0].sum()), 1.0)
     lacking = _without_core(process, standstills)
     single = _on_one_thread(process, standstills, lacking)
-    alone = _chosen(standstills, single)
+    alone = standstills.where(single)
     by_one = (waiting > 0) & (waiting < present)
     at_lock = np.array([_share(by_one[a:b]) for a, b in _polls(times, standstills)])
     polls = [python[a:b] for a, b in _polls(times, standstills)]
@@ -169,16 +158,16 @@ def find_lock_waits(
     away = _loop_away(loops, there, standstills)
     starved = lacking > _STARVED * (standstills.end - standstills.start)
     for_python = ((away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))) & ~starved
-    locked = _chosen(standstills, for_python)
+    locked = standstills.where(for_python)
     parts = 1.0 if answers is None else max(len(answers) / len(at) - 2, 1.0)  # of a streamed answer
-    held = _called(_chosen(standstills, away & ~for_python & ~starved), process, parts)
+    held = _called(standstills.where(away & ~for_python & ~starved), process, parts)
     blocks, serving = NO_INTERVALS, Counter.of(samples, LOOPS).value[-1:].sum()
     if answers is not None:
         blocks = _called(loop_blocks(loops, there, at, end, answers, float(serving)), process, parts)
-    waited, busy = _of_the_loop(_chosen(blocks, standstills.covered(blocks.start, blocks.end) == 0), process, python)
+    waited, busy = _of_the_loop(blocks.where(standstills.covered(blocks.start, blocks.end) == 0), process, python)
     start, stop = _joined(held, waited)
     held = Intervals.merged(start, stop - start)
-    kept = _chosen(standstills, for_python & single)
+    kept = standstills.where(for_python & single)
     # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves,
     # unless one thread keeps it.
     arrived = np.where(locked.covered(at, at + 1) > 0, locked.covered(at, end), 0)
@@ -194,7 +183,7 @@ def find_lock_waits(
         held_in=call_in(samples, times, held),
         alone=alone,
         kept=kept,
-        by_one=_chosen(standstills, at_lock >= _MOSTLY),
+        by_one=standstills.where(at_lock >= _MOSTLY),
         collected=_collections(samples, alone),
     )
 
@@ -206,7 +195,7 @@ def _called(blocks: Intervals, process: ServiceProcess, parts: float) -> Interva
     """
     there = np.searchsorted(process.begun, blocks.end) - np.searchsorted(process.ended, blocks.start)
     usual = np.minimum(process.cpu.grown(blocks.start, blocks.end), there * process.typical_work / parts)
-    return _chosen(blocks, usual <= _MOSTLY * (blocks.end - blocks.start))
+    return blocks.where(usual <= _MOSTLY * (blocks.end - blocks.start))
 
 
 def _of_the_loop(blocks: Intervals, process: ServiceProcess, python: Floats) -> tuple[Intervals, Intervals]:
@@ -218,7 +207,7 @@ def _of_the_loop(blocks: Intervals, process: ServiceProcess, python: Floats) -> 
     length = np.maximum((blocks.end - blocks.start).astype(np.float64), 1.0)
     own = (np.array(at_python) < _AT_PYTHON) & (_without_core(process, blocks) <= _STARVED * length)
     waits = process.cpu.grown(blocks.start, blocks.end) / length <= _IDLE
-    return _chosen(blocks, own & waits), _chosen(blocks, own & ~waits)
+    return blocks.where(own & waits), blocks.where(own & ~waits)
 
 
 def _joined(one: Intervals, other: Intervals) -> tuple[Ints, Ints]:
@@ -263,70 +252,11 @@ def _collections(samples: Columns, alone: Intervals) -> Intervals:
     during = counted.grown_around(alone.start, alone.end) > 0
     if _share(during) < _COLLECTED or counted.total > _COLLECTIONS * len(alone):
         return NO_INTERVALS
-    return _chosen(alone, during)
-
-
-def _chosen(spans: Intervals, which: Bools) -> Intervals:
-    return Intervals(start=spans.start[which], end=spans.end[which])
+    return alone.where(during)
 
 
 def _share(which: Bools) -> float:
     return float(np.mean(which)) if len(which) else 0.0
-
-
-def with_queue(record: RunRecord) -> RunRecord:
-    """The record; of a service behind an address with the waits in its queue that are inferred."""
-    if not record.meta.is_http:
-        return record
-    apart = laid_apart(record, find_processes(record)[0])
-    return as_served(apart, serving_of(apart))
-
-
-def with_waits(record: RunRecord) -> RunRecord:
-    """The record for a page: inferred waits are stages of requests, as in the ledger; batches stay as recorded."""
-    if not record.meta.is_http:
-        return record
-    served = with_queue(record).requests
-    waits = {name: served[name] for name in ("queue_ns", "batch_ns", "compute_ns")}
-    return replace(record, requests={**record.requests, **waits})
-
-
-def serving_of(record: RunRecord) -> Serving:
-    """The servers behind one queue, and whether they take requests in batches.
-
-    Requests that all need one lock look like a queue. If threads waited for a lock for most of the waiting time, it
-    is a lock.
-    """
-    rows = record.requests
-    usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
-    at, end = (times[usable] for times in presence(rows))
-    streamed, first = (rows["chunks"] > 1).any(), np.maximum(end - rows["finish_ns"][usable], at)
-    # Streams join and leave a batch at any time. A loop that computes answers those together that came meanwhile.
-    if not streamed and not computes_in_loop(record.samples, at, end):
-        order = np.argsort(at, kind="stable")
-        if (rule := infer_rule(at[order], (first - at)[order], _BETWEEN_ANSWERS_NS)) is not None:
-            return Serving(servers=rule.workers, rule=rule)
-    queue, at_first = _queue(at, end, first), None if streamed else _queue(at, first, first)
-    until_first = at_first is not None and (queue is None or at_first.misfit < queue.misfit)
-    queue = at_first if until_first else queue
-    if queue is None:
-        return Serving()
-    locked = int(find_lock_waits(record.samples, at, end, NO_INTERVALS).lock.sum())
-    if locked > _MOSTLY * int(queue.wait_ns.sum()):
-        return Serving()
-    return Serving(servers=queue.servers, outside_ns=queue.outside_ns, until_first=until_first)
-
-
-def _queue(at: Ints, free: Ints, first: Ints) -> Queue | None:
-    """The queue, if all of it is known and answers do not begin before their requests would have been served.
-
-    :param free: ``(n,)`` when an answer's server is free; ``first`` its first byte.
-    """
-    queue = infer_queue(at, free - at, _BETWEEN_ANSWERS_NS)
-    if queue is None or queue.dependent:
-        return None
-    waited = queue.wait_ns > _BETWEEN_ANSWERS_NS
-    return None if _share((at + queue.wait_ns > first + _BETWEEN_ANSWERS_NS)[waited]) > _TOO_EARLY else queue
 
 
 def _is_lock(count: Floats, there: Ints) -> bool:

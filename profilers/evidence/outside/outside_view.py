@@ -145,7 +145,7 @@ def as_served(
 ) -> RunRecord:
     """The record with waits, batches and service times as if the runner had recorded them.
 
-    :param serving: as from :func:`latfix.profilers.evidence.outside.lock_waits.serving_of`.
+    :param serving: as from :func:`latfix.profilers.evidence.outside.service_queue.serving_of`.
     :param queued: ``(n,)`` nanoseconds in the queue, as the service reports them; used if the queue is unknown.
     :param background: as for :func:`process_of`.
     """

@@ -9,8 +9,8 @@ import pytest
 
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.lock_waits import serving_of, with_queue, with_waits
 from latfix.profilers.evidence.outside.outside_view import stage_values
+from latfix.profilers.evidence.outside.service_queue import serving_of, with_queue, with_waits
 from latfix.reports.charts.chart_data import stage_profile
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_record import RunRecord

@@ -12,9 +12,9 @@ from latfix.arrays import Ints
 from latfix.gates.latency_change import latency_change
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.lock_waits import with_queue
 from latfix.profilers.evidence.outside.outside_view import Serving, in_line, piles_up
 from latfix.profilers.evidence.outside.service_process import ServiceProcess
+from latfix.profilers.evidence.outside.service_queue import with_queue
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.queueing.inference.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
