@@ -24,6 +24,7 @@ from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
 
+#: A thread that takes longer to wake up in typical requests waited for something.
 _LONGEST_WAKING_NS = 1_000_000
 _LOCK = [cause.id for cause in CAUSES].index("python.gil")
 #: Causes that hold the scatter: work that takes more or less time than its inputs need, for no visible reason.

@@ -21,6 +21,7 @@ from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status, stage_label
 _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _WAITS = ("prepare_thread", "prepare_wait_ns", "intake_ns")
 _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "send_ns", "latency_ns", "status", "warmup", *_WAITS)
+#: Kinds of messages that are listed.
 _MESSAGES = 3
 #: An outage: least lost requests, share of those that arrived meanwhile, and largest share of the run's requests.
 _LEAST_AWAY, _AWAY, _MOST = 5, 0.9, 0.9

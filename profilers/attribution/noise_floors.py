@@ -24,9 +24,8 @@ from latfix.statistics.latency_summary import percentile_ns
 
 #: From this share of capacity on, waits are due to the load and are named for any arrival process.
 BUSY = 0.6
-_RUNS = 40
-_MOST_REQUESTS = 4_000
-_UPPER = 0.975
+#: Simulated runs, of which all but one stay below the upper quantile; requests of each, which bound the time.
+_RUNS, _UPPER, _MOST_REQUESTS = 40, 0.975, 4_000
 #: Noise below this share of a cause's milliseconds is a minor part of them.
 _MINOR = 0.25
 #: A disturbance up to this share of a typical service time is noise of a shared machine.

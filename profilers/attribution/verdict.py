@@ -39,8 +39,8 @@ _MUCH_LARGER = 2.0
 #: An excess up to this many times the median is little.
 _LITTLE = 3.0
 _CHANCE = "traffic.burst"
-_FEW_REQUESTS = 100
-_FEW_IN_TAIL = 10
+#: With fewer requests, in all or in the tail, a percentile rests on single requests.
+_FEW_REQUESTS, _FEW_IN_TAIL = 100, 10
 #: Prefix of causes of first use, and the share of the tail from which a missing warm-up is worth a warning.
 _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05

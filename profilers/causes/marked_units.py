@@ -10,8 +10,6 @@ from latfix.arrays import Bools, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.units import Evidence
 
-#: A unit is slow from this many of the model's deviations beyond others, and this share of a typical unit.
-_DEVIATIONS, _LEAST_SHARE = 4.0, 0.1
 #: Marked units must be slow more often than unmarked ones by this many standard errors.
 _ERRORS = 4.0
 
@@ -34,7 +32,7 @@ def _slow_from(evidence: Evidence, unit: str, marked: Bools, excess: Ints) -> fl
     with_mark, without = excess[worked & marked], excess[worked & ~marked]
     if not len(without):
         return np.inf
-    least = max(float(np.median(without)) + _DEVIATIONS * 1.4826 * model.residual_mad, _LEAST_SHARE * model.typical)
+    least = model.clearly_slow_ns(float(np.median(without)))
     chance = (np.count_nonzero(without > least) + 1) / (len(without) + 2)
     expected = chance * len(with_mark)
     found = np.count_nonzero(with_mark > least)

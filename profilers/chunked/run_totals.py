@@ -32,8 +32,8 @@ _OWN_FLOOR_NS = 1_000
 #: From this share of the tail's excess on, waits for a worker justify a prediction with one more worker.
 _WAITS = 0.5
 _ENTRIES = len(CAUSES)
-_BLOCKS = 2_000
-_MOMENTS = 4_096
+#: Blocks of requests that are resampled, and slots of time of a cause's activity. They bound the memory.
+_BLOCKS, _MOMENTS = 2_000, 4_096
 #: Shares of requests above the bands' bounds, relative to the tail's share.
 _BOUNDS = (
     *(100.0, 70.0, 50.0, 35.0, 25.0, 17.0, 12.0, 8.0, 6.0, 4.0),

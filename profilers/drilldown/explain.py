@@ -25,6 +25,7 @@ from latfix.results.request_explanation import BatchFacts, Entry, Story, Wait
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES, Status
 
+#: Members of a batch that are listed.
 _MOST_MEMBERS = 32
 #: Explanations on a run's page, and the largest record that has them: a larger one takes too long to lay out.
 _ON_PAGE, _LARGE = 20, 50_000

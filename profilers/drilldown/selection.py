@@ -15,9 +15,10 @@ from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.run_record.run_record import RunRecord
 
+#: Most explanations at once: each is a page.
 MOST_SLOWEST = 1000
-_SUGGESTED = 3
-_SCANNED = 20_000
+#: Ids that an error suggests, and those that are all compared with an unknown one: with more, only its neighbors.
+_SUGGESTED, _SCANNED = 3, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

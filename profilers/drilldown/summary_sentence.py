@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
 from latfix.formatting import count, from_ns
+from latfix.results.diagnosis import HARDLY_ABOVE
 from latfix.results.request_explanation import Entry, Holder, Story
 
-#: A request is not slow if its excess is below this share of the reference.
-_SLOW = 0.15
-_MINOR_NS = 10_000
+#: A request is not slow if its excess is below this share of the reference, as a tail is steady then, or within the
+#: error of stamps.
+_SLOW, _MINOR_NS = HARDLY_ABOVE, 10_000
+#: Reasons that fit into one sentence.
 _MOST_REASONS = 2
 #: Reasons are listed until they reach this share of the excess; unexplained time is mentioned from the second share
 #: on.

@@ -13,6 +13,7 @@ from latfix.results.request_explanation import Holder, Others, Wait
 
 #: Most holders that are listed individually.
 MOST_LISTED = 8
+#: A thread that is free so long after its last recorded work did something else: waking takes far less.
 _UNRECORDED_NS = 1_000_000
 
 Describe = Callable[[int, int], tuple[str, int, int, tuple[str, ...]]]

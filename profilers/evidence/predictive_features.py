@@ -18,6 +18,7 @@ from latfix.profilers.evidence.expected_work import Members, work_designs
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.work_model import error_out_of_fold
 
+#: Each further feature needs more batches than most runs have.
 _MOST_FEATURES = 3
 #: Most features that are tried one by one: those with the strongest correlation with time.
 _MOST_TRIED = 8

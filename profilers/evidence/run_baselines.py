@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.profilers.evidence.work_model import STANDARD
 
 T = TypeVar("T")
 #: The mean scatter of work around its reference is the median over this many stretches of the run.
@@ -21,7 +22,7 @@ _LEAST, _MOST = 0.01, 0.5
 #: Quantile of scatter that is ordinary, however far it is from the median.
 _ORDINARY = 0.98
 #: Three standard deviations of normal scatter, in median absolute deviations.
-_FAR = 3 * 1.4826
+_FAR = 3 * STANDARD
 
 
 class Norms:

@@ -15,6 +15,7 @@ from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
 from latfix.statistics.distributions import normal_quantile
 
+#: Price of a minor page fault if it was not calibrated: some hundred nanoseconds on any machine.
 DEFAULT_MINOR_FAULT_NS = 500.0
 #: Largest duration of a model's step.
 _LONGEST_STEP_MS = 60_000.0

@@ -14,18 +14,26 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 
+#: One for each block of time below.
 MIN_SAMPLES = 12
 #: Below this share of explained spread the model is a constant.
 MIN_R2 = 0.1
 #: With fewer samples than this the fit must explain more, because it may look good by chance.
 _MANY, _FEW_R2 = 40, 0.5
-_FOLDS = 4
-_BLOCKS = 12
+#: Each fold is three blocks of time apart, so that a slow stretch is not all of a fold.
+_FOLDS, _BLOCKS = 4, 12
+#: Reweighting rounds: half with absolute deviations, half with the biweight. More change nothing visible.
 _ROUNDS = 8
+#: Samples of a fit, and those by which designs are compared. They bound the time.
 _MAX_FIT, _MAX_COMPARED = 20_000, 2_000
 #: Steps of a level that rises with age, fitted together with the inputs; least rise, as a share of typical time.
 _AGE_STEPS = 5
 _AGED = 0.1
+#: Standard deviations in a median absolute deviation, if the scatter is normal.
+STANDARD = 1.4826
+#: A unit is clearly slow beyond so many standard deviations, which chance hardly reaches, and this share of a typical
+#: one: less is of no interest, however steady the work is.
+_DEVIATIONS, _LEAST_SHARE = 4.0, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +60,13 @@ class WorkModel:
         if not self.accepted:
             return np.full(len(design), self.typical)
         return np.asarray(np.einsum("ij,ij->i", design, self.coefficients[fold]), dtype=np.float64)
+
+    def clearly_slow_ns(self, usual: float) -> float:
+        """Nanoseconds beyond the model from which a unit is clearly slow.
+
+        :param usual: the median of comparable units beyond the model.
+        """
+        return max(usual + _DEVIATIONS * STANDARD * self.residual_mad, _LEAST_SHARE * self.typical)
 
     def quality(self) -> dict[str, Any]:
         """How good it is, for ``diagnosis.json``."""
@@ -185,7 +200,7 @@ def _fit(design: Floats, time_ns: Floats, rows: Ints, typical: float) -> Floats:
 def _biweight(residual: Floats, predicted: Floats, typical: float) -> Floats:
     """Tukey's biweight on residuals relative to the predicted time, which is floored."""
     relative = residual / np.maximum(predicted, 0.1 * typical)
-    z = relative / (4.685 * max(1.4826 * _mad(relative), 0.005))
+    z = relative / (4.685 * max(STANDARD * _mad(relative), 0.005))
     return np.where(np.abs(z) < 1, (1 - z**2) ** 2, 0.0)
 
 

@@ -17,8 +17,8 @@ from itertools import accumulate
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.attribution.ledger import LedgerContext, make_books
-from latfix.profilers.evidence.units import Evidence, gather
+from latfix.profilers.attribution.ledger import make_books
+from latfix.profilers.evidence.units import gather
 from latfix.profilers.forecast.batch_cost import BatchCost, fit_cost
 from latfix.profilers.forecast.batch_time import BatchTime
 from latfix.profilers.forecast.recorded_work import OF_THE_MACHINE, RecordedWork, followed
@@ -96,16 +96,10 @@ class Serving:
 
 
 class Forecast:
-    """Latencies of a run's requests under other settings.
+    """Latencies of a run's requests under other settings."""
 
-    :param books: of the run, if already made.
-    """
-
-    def __init__(
-        self, record: RunRecord, *, evidence: Evidence | None = None, books: LedgerContext | None = None
-    ) -> None:
-        evidence = gather(record) if evidence is None else evidence
-        books = make_books(evidence) if books is None else books
+    def __init__(self, record: RunRecord) -> None:
+        evidence = gather(record)
         setup = evidence.setup
         self.serving = Serving(
             max_batch=setup.max_batch,
@@ -117,7 +111,7 @@ class Forecast:
             shortest=record.meta.settings.schedule == "shortest",
             ageing_ns=setup.ageing_ns,
         )
-        self._evidence, self._books = evidence, books
+        self._evidence, self._books = evidence, make_books(evidence)
         self._schedule, self._ids = record.traffic.arrival_ns, record.traffic.ids
         limit_ms = record.traffic.deadline_ms
         usual_ms = record.meta.settings.timeout_ms or math.inf

@@ -10,8 +10,6 @@ from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.units import Evidence, late_shapes
 
-#: First uses of a shape count as cold if half of them exceed the model by more than this many deviations.
-_DEVIATIONS = 4.0
 #: More new shapes than this in the second half of a run are worth a mention; so many must recur to be compared.
 _FEW = 4
 
@@ -59,7 +57,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def _cold_shapes_ns(evidence: Evidence, name: str, excess: Ints) -> Ints:
-    """Per unit of a new shape, how much longer it took for being the first; zero if first uses are not slow here.
+    """Per unit of a new shape, how much longer it took for being the first; zero unless half of these are slow.
 
     :param name: ``compute``, or ``prepare`` of the members of such a batch.
     """
@@ -71,7 +69,7 @@ def _cold_shapes_ns(evidence: Evidence, name: str, excess: Ints) -> Ints:
     if not fresh.any() or fresh.all():
         return np.zeros_like(excess)
     known = evidence.norms.of(f"excess.known_shapes.{name}", lambda: float(np.median(excess[~fresh])))
-    usual = max(known + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
+    usual = model.clearly_slow_ns(known)
     seen, usually = evidence.norms.of(f"excess.by_shape.{name}", lambda: _medians(shape[~fresh], excess[~fresh]))
     place = np.minimum(np.searchsorted(seen, shape), len(seen) - 1)
     # Rare shapes are large ones of busy moments, and slow whenever they come: only what the first took more is cold.

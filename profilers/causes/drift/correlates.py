@@ -12,8 +12,11 @@ from latfix.profilers.causes.drift.growth import Growth
 from latfix.profilers.causes.drift.trend_tests import best_step, quarters, squares_left
 from latfix.profilers.evidence.units import Evidence
 
+#: Times at which levels are compared: as many as growth has windows at most.
 _POINTS = 48
+#: A line through fewer readings fits anything.
 _LEAST_SAMPLES = 8
+#: Less growth of memory is that of buffers and caches of any start.
 _LEAST_BYTES = 16 * 2**20
 #: Growth of Python objects below these limits is normal: each request leaves some, latfix's records among them.
 _LEAST_OBJECTS, _OBJECTS_A_REQUEST = 10_000, 25

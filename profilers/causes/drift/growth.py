@@ -17,6 +17,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.drift.trend_tests import (
+    BLOCKS,
     Rise,
     best_step,
     met_few,
@@ -32,10 +33,12 @@ from latfix.statistics.change_points import rising_level
 
 #: Least rise, as a share of a typical service time.
 _LEAST_SHARE = 0.1
-_LEAST_UNITS = 64
-_WINDOWS = (8, 48)
-_PER_WINDOW = 12
+#: Windows: as many as the test permutes, up to so many that slopes of all pairs stay cheap; so many units in each, or
+#: its median is that of a single pause. The least number of units gives the fewest windows eight of them.
+_WINDOWS, _PER_WINDOW, _LEAST_UNITS = (BLOCKS, 48), 12, 8 * BLOCKS
+#: More units make the medians hardly steadier.
 _MOST_FITTED = 20_000
+#: Groups of like inputs: with more of them, a group has too few units in a window.
 _STRATA = 12
 
 

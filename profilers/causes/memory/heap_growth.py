@@ -8,6 +8,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.units import Evidence
 
 UNITS: tuple[str, ...] = ("prepare", "collate", "compute", "finish")
+#: In records without the machine's page size: that of x86-64.
 _DEFAULT_PAGE = 4096
 #: Smaller growth is the allocator's rounding.
 _LEAST_BYTES = 256 * 1024
@@ -23,6 +24,7 @@ FIXES = (
     "memory.jemalloc",
     "memory.tcmalloc",
 )
+#: In records without a calibrated price, nanoseconds per MiB returned to the kernel.
 _DEFAULT_UNMAPPING_NS = 100_000.0
 #: A fresh page faults once if it is written first, twice if it is read first.
 _MOST_FAULTS = 2

@@ -13,10 +13,9 @@ from latfix.profilers.causes.memory.heap_growth import heap_faults
 from latfix.profilers.evidence.outside.service_process import DISK, MAJOR_FAULTS, MINOR_FAULTS, Counter
 from latfix.profilers.evidence.units import OUTSIDE_UNITS, REQUEST_UNITS, Evidence
 
-#: The run corrects the calibrated price within these factors if enough units faulted heavily.
-_CORRECTION = (0.3, 4.0)
-_HEAVY_UNITS = 4
-_HEAVY_FAULTS = 500
+#: The run corrects the calibrated price within these factors if so many units faulted heavily: so often, beyond four
+#: times the usual, that their faults (0.25 ms at the usual price) stand out from the scatter of work.
+_CORRECTION, _HEAVY_UNITS, _HEAVY_FAULTS = (0.3, 4.0), 4, 500
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:

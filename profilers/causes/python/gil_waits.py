@@ -24,6 +24,7 @@ PROCESS_CPU = {
     "collate": "collate_process_cpu_ns",
     "compute": "process_cpu_ns",
 }
+#: CPython's, in records without it.
 _DEFAULT_INTERVAL_NS = 5_000_000.0
 #: A unit's waits are judged by the probe's readings within it and this far around it.
 _AROUND_NS = int(PERIOD_S * 1e9)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Bools, Ints
+from latfix.profilers.evidence.work_model import STANDARD
 
 #: A use is slow if it takes longer than other uses of its value by this share of a typical request, and by so many
 #: standard deviations of them.
@@ -61,7 +62,7 @@ def _beyond_later(value: Ints, took: Ints, judged: Bools, longer: float) -> tupl
     usual[known] = took[rows[begin + count // 2]]
     beyond = took - usual[value]
     scatter = float(np.median(np.abs(beyond[later])))
-    slow = beyond > max(longer * float(np.median(took[later])), _DEVIATIONS * 1.4826 * scatter)
+    slow = beyond > max(longer * float(np.median(took[later])), _DEVIATIONS * STANDARD * scatter)
     before = np.maximum.accumulate(np.where(later, np.arange(len(took)), -1))[first]
     tested = first[judged[first] & (usual >= 0) & ~((before >= 0) & slow[before])]
     chance, many = float(np.mean(slow[later])), len(tested)
