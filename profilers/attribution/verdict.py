@@ -30,6 +30,8 @@ STEADY, INCONCLUSIVE, LOSING = "steady", "inconclusive", "losing"
 _MOSTLY_WAITING = 2.0
 #: Error of the milliseconds attributed to one request.
 _NOISE_MS = 0.1
+#: A tail whose mean is more than this many times the percentile is not described by the percentile alone.
+_FAR_BEYOND = 1.5
 #: If no cause is named, a tail up to this many times the median, apart from waits by chance, is steady.
 _NEAR = 2.0
 #: More than half: of a wait, of the tail's excess, of a batch's time.
@@ -136,8 +138,12 @@ def judge(
             f"{name} is unknown, because it falls on requests that were in flight when the run was stopped; "
             f"of the requests that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}."
         )
-    about = f"{name} is {milliseconds(at_ms)}"
-    verdict, sentence = _of_the_tail(causes, tail, ok_ms["p50"], about, at_ms, at_once, chance_ms)
+    opening = f"{name} is {milliseconds(at_ms)}"
+    if ok_ms["p50"] > 0:
+        opening += f", {at_ms / ok_ms['p50']:.1f}x the median"
+    if tail.mean_ms > _FAR_BEYOND * at_ms:
+        opening += f"; the slowest {100 - percentile:g} % take {milliseconds(tail.mean_ms)} on average"
+    verdict, sentence = _of_the_tail(causes, tail, ok_ms["p50"], opening, at_ms, at_once, chance_ms)
     if verdict == STEADY and loss.attributed:
         sentence = f"{sentence.removesuffix('.')}, but {loss.words}."
         return INCONCLUSIVE, sentence.replace(": steady,", ":", 1)
@@ -172,13 +178,11 @@ def _of_the_tail(
     causes: tuple[CauseSummary, ...],
     tail: Tail,
     median: float,
-    about: str,
+    opening: str,
     at_ms: float,
     at_once: bool,
     chance_ms: float,
 ) -> tuple[str, str]:
-    ratio = at_ms / median if median > 0 else 1.0
-    opening = f"{about}, {ratio:.1f}x the median"
     top = max((cause for cause in causes if cause.named), key=lambda cause: cause.tail_ms, default=None)
     longer = tail.mean_ms - median
     close = longer <= max(HARDLY_ABOVE * median, _NOISE_MS)

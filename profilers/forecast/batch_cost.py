@@ -28,6 +28,7 @@ class BatchCost(Document):
 
     :param before: nonnegative coefficients over :func:`columns`, nanoseconds, as ``after``. Empty: one ratio.
     :param least: smallest observed ratio; ``most`` the largest; ``typical`` the median.
+    :param together: how much longer a batch takes while all other workers compute; 1 for not at all.
     :param new_shape_ns: how many nanoseconds longer the first batch of a new shape takes.
     """
 
@@ -36,6 +37,7 @@ class BatchCost(Document):
     least: float = 1.0
     most: float = 1.0
     typical: float = 1.0
+    together: float = 1.0
     new_shape_ns: float = 0.0
 
     def scaled(self, factor: float) -> BatchCost:

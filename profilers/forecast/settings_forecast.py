@@ -279,21 +279,17 @@ class Forecast:
         took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
         # A request that shared its steps is a batch of its own, and its size is how many shared them.
         stretch = _stretch(time_of, serving.max_batch, len(work.index)) if serving.in_steps else None
+        running = _running_beside(batches["close_ns"], batches["d2h_end_ns"])
+        slowed_by, first = 1.0 + _each_slows(serving) * running, batches["first_shape"]
         measured = predicted = 0.0
         usable = (batches["warmup"] == 0) & (batches["retried"] == 0)
-        known = zip(
-            *(
-                column[usable].tolist()
-                for column in (batches["batch_id"], batches["size"], took, batches["first_shape"])
-            ),
-            strict=True,
-        )
-        for batch, size, held, first in known:
+        columns = (batches["batch_id"], batches["size"], took, first, slowed_by)
+        for batch, size, held, is_first, longer in zip(*(each[usable].tolist() for each in columns), strict=True):
             some = members.get(batch, [-1])
             if min(some) >= 0:
                 measured += held - float(pauses[some].sum())
                 shared = 1.0 if stretch is None else stretch[min(size, serving.max_batch)]
-                needed = self._model.fixed + time_of(some) + new_shape * first
+                needed = (self._model.fixed + time_of(some) + new_shape * is_first) * longer
                 predicted += needed * float(slowed[some].mean()) * shared
         return Pace(_over(measured, predicted), _over(float(beside[ended].sum()), float(expected.sum())))
 
@@ -318,6 +314,8 @@ class Forecast:
         closed, ended = [0.0] * len(order), [0.0] * len(order)
         expires: list[float] = (arrival[order] + (math.inf if patient else work.patience[turn])).tolist()
 
+        running, each_slows = list[float](), _each_slows(serving)
+
         def finish_batch(members: Sequence[int], closing: float) -> float:
             if closing > min(map(expires.__getitem__, members)):
                 for member in members:
@@ -327,10 +325,15 @@ class Forecast:
                     return closing
             # The machine's slowdown is recorded by request: a new batch gets the mean of its members'.
             pace = serving.pace.batches * sum(map(slower.__getitem__, members)) / len(members)
+            if each_slows:
+                running[:] = [end for end in running if end > closing]
+                pace *= 1.0 + each_slows * len(running)
             clock = closing + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
             for member in members:
                 closed[member] = closing
                 ended[member] = clock = clock + finishing[member]
+            if each_slows:
+                running.append(clock)
             return clock
 
         alone = self._in_batches_of_one(turn, serving.cost) if serving.in_steps or serving.shortest else np.zeros(0)
@@ -386,6 +389,20 @@ class Forecast:
             return time_of(members) + longer * new
 
         return in_turn
+
+
+def _each_slows(serving: Serving) -> float:
+    """By which share of its time a batch takes longer for each other worker that computes."""
+    together = 1.0 if serving.cost is None else serving.cost.together
+    return (together - 1.0) / (serving.workers - 1) if serving.workers > 1 and not serving.in_steps else 0.0
+
+
+def _running_beside(begin: Ints, end: Ints) -> Ints:
+    """``(m,)`` by batch, how many others were running when it began; of two that began at once, one was alone."""
+    order = np.argsort(begin, kind="stable")
+    found = np.empty(len(begin), dtype=np.int64)
+    found[order] = np.arange(len(begin)) - np.searchsorted(np.sort(end), begin[order], side="right")
+    return found
 
 
 def _over(measured: float, predicted: float) -> float:

@@ -32,6 +32,8 @@ _SHARING = frozenset({"workers", "intra_op_threads", "shared_model"})
 _SHARED = frozenset({"env", "keep_precision", "warmup_shapes"})
 #: A way cannot gain if even its best batch takes this multiple of the baseline's time.
 _HOPELESS = 1.02
+#: Batches are slowed down by other workers if they take at least this many times as long next to them.
+_SLOWED = 1.02
 #: The first batch of a new shape takes longer if that is at least this share of a batch's time.
 _NEW_SHAPE = 0.1
 
@@ -201,7 +203,7 @@ def measure(
     fixes = [choice.fix for choice in way.choices]
     arm = bench.arm(f"pace-{'-'.join(way.fixes)}", way.settings, way.fixes, alone=bench.room.alone_with(fixes))
     try:
-        before, after, new_shape_ns = bench.retry_alone(arm, lambda: bench.paces(base, arm, batches))
+        paces = bench.retry_alone(arm, lambda: bench.paces(base, arm, batches))
     except LatfixError as error:
         if base.failed:
             raise
@@ -209,13 +211,16 @@ def measure(
         return Alternative(choices=way.choices, status="not_effective", reason=reason)
     finally:
         arm.close()
-    found = forecast.cost(batches, before, after)
+    found = forecast.cost(batches, paces.before, paces.after)
     if found is None:
         return Alternative(choices=way.choices, status="not_effective", reason="no batch was computed with it")
     bounds = f"{significant(found.least)} to {significant(found.most)}"
     reason = f"the same batches take {ratio(found.typical)} ({bounds}) as long"
-    if counted := counted_new_shape(new_shape_ns, after):
+    if paces.together >= _SLOWED:
+        found = replace(found, together=paces.together)
+        reason += f", {ratio(paces.together)} of that next to other workers"
+    if counted := counted_new_shape(paces.new_shape_ns, paces.after):
         found = replace(found, new_shape_ns=counted)
-        reason += f", the first of a new shape {from_ns(new_shape_ns)} longer"
+        reason += f", the first of a new shape {from_ns(counted)} longer"
     faster = found.least < _HOPELESS or any(choice.splits_cores for choice in way.choices)
     return Alternative(choices=way.choices, cost=found, status="ready" if faster else "no_gain", reason=reason)

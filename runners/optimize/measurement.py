@@ -70,6 +70,22 @@ def lead_in_s(seconds: float) -> float:
     return min(max(seconds / (2 * WANTED_ROUNDS) - _SHORT_REPLAY_S, 0.0), LEAD_IN_S)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paces:
+    """How long some batches take on two services, in nanoseconds; NaN for a batch that failed.
+
+    :param before: on the base, as often next to other workers as in the baseline.
+    :param after: on the other service, next to none.
+    :param together: factor of the other service's times while all its workers compute.
+    :param new_shape_ns: how much longer the first batch of a new shape takes on the other service.
+    """
+
+    before: Sequence[float]
+    after: Sequence[float]
+    together: float
+    new_shape_ns: float
+
+
 @dataclass
 class Bench:
     """The arms of one search and how they are measured.
@@ -260,15 +276,12 @@ class Bench:
             arm.replay(folder, part, self.watch, seed=self.seed)
         arm.settled = True
 
-    def paces(
-        self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]
-    ) -> tuple[list[float], list[float], float]:
-        """Nanoseconds of some batches on both services; NaN for a batch that failed.
+    def paces(self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]) -> Paces:
+        """How long some batches take on both services.
 
-        And how much longer the first batch of a new shape takes on the other one.
-
-        The base is measured before the other service, and again after it if its measurement is old. Workers share
-        cores with each other and with the preparation of requests; the result is weighted by how often they do.
+        The base is measured before the other service, and again after it if its measurement is old. Batches share
+        cores with the preparation of requests, and on the base with other workers; the result is weighted by how
+        often they do.
 
         :param batches: positions in the schedule, the same at every call.
         """
@@ -279,9 +292,13 @@ class Bench:
             self._base_pace = None
             _, again = self._first_pace(base, batches)
         mean = {name: (one + again[name]) / 2 for name, one in before.items()}
-        ratio = after["alone"] / mean["alone"]
-        quicker = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
-        return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0)), after["new_shape"].item()
+        slower = after["together"] / after["alone"]
+        return Paces(
+            before=self._blended(base, mean),
+            after=blend(after, 0.0, other.settings.workers, self._prepared),
+            together=max(float(np.nanmedian(slower)), 1.0) if np.isfinite(slower).any() else 1.0,
+            new_shape_ns=after["new_shape"].item(),
+        )
 
     def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], float]:
         """Nanoseconds of some batches with the first settings, NaN for a batch that failed, and of a new shape.
@@ -291,8 +308,8 @@ class Bench:
         found = self._first_pace(base, batches)[1]
         return self._blended(base, found), found["new_shape"].item()
 
-    def _blended(self, arm: Arm, paces: Mapping[str, Floats], quicker: float = 1.0) -> list[float]:
-        return blend(paces, offered(self.baseline) * quicker, arm.settings.workers, self._prepared)
+    def _blended(self, base: Arm, paces: Mapping[str, Floats]) -> list[float]:
+        return blend(paces, offered(self.baseline), base.settings.workers, self._prepared)
 
     def _first_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> tuple[float, Mapping[str, Floats]]:
         if self._base_pace is None:

@@ -27,6 +27,7 @@ class Plan:
     ``blocked``, ``cpu``, ``span`` (declared, blocked), ``compile``, ``faults`` (page faults at 0.5 us),
     ``denormals`` (``cpu``, with the processor's flag set). Batches are padded to the largest of ``widths``, and of
     ``lengths`` over them. The first batch takes ``cold`` longer, the first of each shape ``new_shape``.
+    A batch that begins while another runs takes ``together`` times as long.
     """
 
     n: int = 600
@@ -52,6 +53,7 @@ class Plan:
     prepare_faults: dict[int, tuple[str, float]] = field(default_factory=dict)
     cold: float = 0.0
     new_shape: float = 0.0
+    together: float = 1.0
     status: dict[int, int] = field(default_factory=dict)
     name_threads: bool = True
     meta: dict[str, Any] = field(default_factory=dict)
@@ -185,6 +187,8 @@ class _Run:
         ):
             work += int(plan.new_shape * MS)
             batch["first_shape"] = 1
+        if any(int(b["finish_end_ns"]) > close for b in self.batches):
+            work = int(work * plan.together)
         wall = self.strike("compute", batch, begin, work, struck[0] if struck else None, WORKER + worker)
         for fault in struck[1:]:
             wall += self.strike("compute", batch, begin + wall, 0, fault, WORKER + worker)

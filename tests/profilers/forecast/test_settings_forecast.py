@@ -168,6 +168,18 @@ def test_another_way_to_run_the_model_in_traffic_of_ever_new_shapes(always: bool
     assert forecast.pace_of(faster, other).batches == pytest.approx(1.0, abs=0.1)
 
 
+def test_workers_slow_each_other_while_both_compute() -> None:
+    """On average they seldom do, but in a burst always: the mean of both does not tell its tail."""
+    bursts = np.sort(np.concatenate([np.arange(300) * 100.0, *(9e3 * (k + 1) + np.arange(60.0) for k in range(3))]))
+    run = {"n": len(bursts), "arrivals_ms": bursts, "max_batch": 1, "base": 20.0, "lengths": np.full(len(bursts), 10)}
+    forecast = Forecast(simulate(**run))
+    actual = simulate(**run, workers=2, together=1.6)
+    other = changed(forecast, workers=2, cost=BatchCost(together=1.6))
+    wrong, blended = (off(forecast, each, actual) for each in (other, changed(forecast, workers=2)))
+    assert wrong["mean"] < 0.05 and wrong["p99"] < 0.05 < 0.3 < blended["p99"]
+    assert forecast.pace_of(actual, other).batches == pytest.approx(1.0, abs=0.05)
+
+
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
 def test_the_pace_comes_from_a_replay(slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}

@@ -114,6 +114,7 @@ class World:
     now: float = 0.0
     paces: dict[str, float] = field(default_factory=dict)
     new_shape_ns: dict[str, float] = field(default_factory=dict)
+    together: dict[str, float] = field(default_factory=dict)
     shown: dict[str, float] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
@@ -271,7 +272,9 @@ class FakeArm:
                 return {"alone": none, "together": none, "beside": none, "failures": failures, "new_shape": 0.0}
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
             new_shape = max((self.world.new_shape_ns.get(name, 0.0) for name in env), default=0.0)
-            return {"alone": each, "together": each, "beside": each, "failures": [], "new_shape": new_shape}
+            slower = max((self.world.together.get(name, 1.0) for name in env), default=1.0)
+            together = [slower * ns for ns in each]
+            return {"alone": each, "together": together, "beside": each, "failures": [], "new_shape": new_shape}
         if do == "evaluate":
             if "save" in _more:
                 plain_archive.save(Path(_more["save"]), None)

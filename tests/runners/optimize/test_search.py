@@ -208,12 +208,15 @@ def test_a_configuration_predicted_to_be_no_better_is_not_replayed(search: Any, 
 
 
 def test_what_new_shapes_cost_is_part_of_a_way(search: Any, world: Any, tmp_path: Path) -> None:
-    world.new_shape_ns = {"OTHER": 5e6, "FAST": 1e3}
+    world.new_shape_ns, world.together = {"OTHER": 5e6, "FAST": 1e3}, {"OTHER": 1.5, "FAST": 1.01}
     outcome = search(model(world, "FAST", 0.5), model(world, "OTHER", 0.7))
     assert "the first of a new shape 5.00 ms longer" in world.step(outcome, "OTHER").reason
     ways = json.loads((tmp_path / "out" / "search.json").read_text())["ways"]
     costs = {each["choices"][0]["fix"]: each["cost"].get("new_shape_ns", 0.0) for each in ways}
     assert costs == {"a.FAST": 0.0, "a.OTHER": 5e6}, "a hundredth of a batch's time is none"
+    together = {each["choices"][0]["fix"]: each["cost"].get("together", 1.0) for each in ways}
+    assert together == {"a.FAST": 1.0, "a.OTHER": pytest.approx(1.5)}
+    assert "x1.50 of that next to other workers" in world.step(outcome, "OTHER").reason
 
 
 def test_what_is_replayed_next_is_predicted_for_the_replayed_windows(
