@@ -1,4 +1,4 @@
-"""Quantiles of Student's t and the normal distribution, and Wilson's interval of a rate."""
+"""Quantiles and tails of distributions, and Wilson's interval of a rate."""
 
 from __future__ import annotations
 
@@ -40,3 +40,10 @@ def poisson_at_least(count: int, mean: float) -> float:
     from scipy.special import pdtrc
 
     return float(pdtrc(count - 1, mean))
+
+
+def binomial_at_least(hits: int, draws: int, rate: float) -> float:
+    """Probability of ``hits`` (at least 1) or more in independent draws, each a hit with probability ``rate``."""
+    from scipy.special import bdtrc
+
+    return float(bdtrc(hits - 1, draws, rate))

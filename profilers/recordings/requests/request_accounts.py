@@ -727,7 +727,12 @@ def _remainder(division: _Division, tail_share: float) -> str:
     rest = division.extras(some)[division.rest]
     found = [
         _slow_service(division, rest, base[some]),
-        rhythm(division.extras(first)[division.rest], log.arrival[first] if table.timed else None),
+        rhythm(
+            division.extras(first)[division.rest],
+            log.arrival[first] if table.timed else None,
+            {name: (code[first], words) for name, (code, words) in columns.items() if code is not None},
+            log.resolution_ns,
+        ),
     ]
     opening = "; ".join([opening, *filter(None, found)])
     return remainder_words(rest, tail_share, log.arrival[some] if table.timed else None, labels, opening)

@@ -64,8 +64,9 @@ def test_nothing_stands_out_in_chance(seed: int) -> None:
         (lambda k, _: k % 60 == 7, "1 slow request every 60 requests"),
         (lambda k, _: (k % 200 < 6) & (k // 200 != 3), "6 slow requests every 200 requests"),
         (lambda _, s: np.diff(s // 4.0, prepend=0) > 0, "1 slow request every 4.00 s"),
+        (lambda k, s: (s % 12 < 2) | (k % 97 == 5), "30 slow requests every 243 requests, or 12.0 s"),
     ],
-    ids=["each", "in turns, one missed", "by the clock"],
+    ids=["each", "in turns, one missed", "by the clock", "a job, and single ones between"],
 )
 def test_a_rhythm_of_slow_requests_is_found(slow: Callable[[Ints, Floats], Bools], found: str) -> None:
     rng = np.random.default_rng(3)
@@ -82,6 +83,41 @@ def test_chance_has_no_rhythm() -> None:
         rest = rng.lognormal(15, 0.3, N) + np.where(rng.choice([turns, rng.random(N) < 0.01]), 2e8, 0)
         assert rhythm(rest.astype(np.int64), arrival) == ""
     assert rhythm(np.zeros(N, np.int64), None) == ""
+
+
+def test_times_in_whole_seconds_have_no_rhythm_of_their_own() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(100):
+        rest = rng.lognormal(17, 0.3, N).astype(np.int64)
+        arrival = np.cumsum(rng.exponential(0.02, N)).astype(np.int64) * 10**9 - rest
+        order = np.argsort(arrival, kind="stable")
+        assert rhythm(rest[order], arrival[order], resolution_ns=10**9) == ""
+
+
+def test_a_longer_rhythm_is_found_in_whole_seconds() -> None:
+    arrival = np.arange(N) // 10 * 10**9
+    rest = np.where(arrival // 10**9 % 20 == 3, 2 * 10**8, 10**6)
+    assert rhythm(rest, arrival, resolution_ns=10**9).endswith("every 200 requests, or 20.0 s")
+
+
+def test_most_requests_are_no_slow_ones_among_others() -> None:
+    rng = np.random.default_rng(7)
+    late = np.concatenate([rng.lognormal(15, 0.3, N // 2), np.linspace(1e9, 7e9, N // 2)]).astype(np.int64)
+    arrival = np.cumsum(rng.exponential(5e7, N)).astype(np.int64)
+    assert rhythm(late, arrival) == ""
+    assert rhythm(np.where(np.arange(N) % 5 > 1, late[:1], 1), None) == ""
+
+
+def test_the_turn_of_a_slow_server_is_no_rhythm() -> None:
+    rng = np.random.default_rng(8)
+    server, rest = np.arange(N) % 4, rng.lognormal(15, 0.3, N)
+    rest[server == 2] += 2e8
+    labels = {"server": (server, VALUES)}
+    assert rhythm(rest.astype(np.int64), None) == "1 slow request every 4 requests"
+    assert rhythm(rest.astype(np.int64), None, labels) == ""
+    # AND another server than by turns does not hide one
+    rest = rng.lognormal(15, 0.3, N) + np.where(np.arange(N) % 60 == 6, 2e8, 0)
+    assert rhythm(rest.astype(np.int64), None, labels) == "1 slow request every 60 requests"
 
 
 def test_a_wait_behind_slow_requests_is_not_called_unexplained(tmp_path: Path) -> None:
