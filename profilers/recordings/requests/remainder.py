@@ -17,6 +17,8 @@ from latfix.profilers.recordings.requests.shared_stalls import regular_interval
 from latfix.statistics.distributions import binomial_at_least, poisson_at_least
 
 Codes = npt.NDArray[np.int32] | Ints
+#: The label of how many servers a request was sent to.
+ATTEMPT = "attempt"
 NOTHING_KNOWN = "nothing in the recording accounts for it"
 #: A value stands out if it has this share of the slowest requests, and this multiple of its share of all; chance does
 #: so for any of the values with at most this probability.
@@ -50,12 +52,24 @@ def remainder_words(
     :param labels: by the name of a column, ``(n,)`` numbers of its values, and the values.
     :param opening: of the sentence.
     """
-    tail = max(round(tail_share * len(rest_ns)), 1)
-    slow = np.sort(np.argpartition(rest_ns, -tail)[-tail:])
+    slow = _slowest(rest_ns, tail_share)
     found = [_of_value(name, codes, slow, values) for name, (codes, values) in labels.items()]
     if arrival_ns is not None:
         found.append(_when(rest_ns, slow, arrival_ns))
     return "; ".join([opening, *filter(None, found)]) + "."
+
+
+def attempt_words(part_ns: Ints, tail_share: float, attempt: Codes, attempts: Sequence[str]) -> str:
+    """To how many servers the requests with the largest such part were sent; empty if it does not stand out.
+
+    :param part_ns: ``(n,)``; ``tail_share`` of requests are the slowest.
+    """
+    return _of_value(ATTEMPT, attempt, _slowest(part_ns, tail_share), attempts)
+
+
+def _slowest(rest_ns: Ints, tail_share: float) -> Ints:
+    tail = max(round(tail_share * len(rest_ns)), 1)
+    return np.sort(np.argpartition(rest_ns, -tail)[-tail:])
 
 
 def rhythm(
@@ -162,9 +176,9 @@ def _of_value(name: str, codes: Codes, slow: Ints, values: Sequence[str]) -> str
     chance = poisson_at_least(int(count[most]), of_all * len(slow)) * len(values)
     if of_slow < _MOST or of_slow < _OVER * of_all or chance > _CHANCE:
         return ""
-    return (
-        f"{share(of_slow)} of the slowest have the {name} {shown(values[most], 60)} ({share(of_all)} of all requests)"
-    )
+    value = values[most]
+    have = f"were sent to {value}" if name == ATTEMPT else f"have the {name} {shown(value, 60)}"
+    return f"{share(of_slow)} of the slowest {have} ({share(of_all)} of all requests)"
 
 
 def _when(rest_ns: Ints, slow: Ints, arrival_ns: Ints) -> str:

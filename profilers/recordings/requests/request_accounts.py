@@ -30,8 +30,14 @@ from latfix.profilers.evidence.work_model import WorkModel, fit_work_model, fold
 from latfix.profilers.evidence.work_shapes import Sample, Term, earned_terms, of_requests
 from latfix.profilers.recordings.requests.findings import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.recorded_waits import Log, Wait, closed_note, find_wait
-from latfix.profilers.recordings.requests.remainder import NOTHING_KNOWN, remainder_words, rhythm
-from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.remainder import (
+    ATTEMPT,
+    NOTHING_KNOWN,
+    attempt_words,
+    remainder_words,
+    rhythm,
+)
+from latfix.profilers.recordings.requests.request_table import RETRY, RequestTable
 from latfix.profilers.recordings.requests.shared_batches import FittedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams, times_words
 from latfix.profilers.recordings.requests.shared_steps import shared_steps
@@ -105,6 +111,13 @@ CLIENT = {
         behind="one that took long to transfer",
     ),
 }
+RETRIED = KnownCause(
+    "dependency.retry",
+    "measured",
+    "waited for a server that did not answer well, before it was sent to the next",
+    happened="waiting for a server before the one that answered",
+    behind="one that was sent to several servers",
+)
 FIRST_BYTE = KnownCause(
     "service.first_byte",
     "measured",
@@ -674,7 +687,10 @@ def _evidence(division: _Division, known: Mapping[str, str], tail_share: float) 
             f"{from_ns(float(np.quantile(service.expected, 0.99)))} at p99{_slowest_route(division)}."
         )
     for name, part in division.left.parts.items():
-        evidence[_cause_of(name).id] = f"{_measured(part)}."
+        words = ""
+        if name == RETRY and log.table.attempt is not None:
+            words = attempt_words(part, tail_share, log.table.attempt, log.table.attempts)
+        evidence[_cause_of(name).id] = f"{'; '.join(filter(None, (_measured(part), words)))}."
     if drift is not None:
         when = f" at {drift.step / 1e9:.0f} s, at once" if drift.step is not None else ""
         evidence["drift.unknown"] = f"service for the same inputs rose by {from_ns(float(drift.level[-1]))}{when}."
@@ -719,7 +735,11 @@ def _slowest_route(division: _Division) -> str:
 def _remainder(division: _Division, tail_share: float) -> str:
     log, base, table = division.log, division.left.base, division.log.table
     some, first = slice(0, len(base), max(len(base) // _SEARCHED, 1)), slice(0, _SEARCHED)
-    columns = {"route": (table.route, table.routes), "server": (table.server, table.servers)}
+    columns = {
+        "route": (table.route, table.routes),
+        "server": (table.server, table.servers),
+        ATTEMPT: (table.attempt, table.attempts),
+    }
     labels = {name: (code[some], words) for name, (code, words) in columns.items() if code is not None}
     opening = NOTHING_KNOWN
     if log.answer is not None:
@@ -758,6 +778,7 @@ def _cause_of(name: str) -> KnownCause:
     """The cause that a measured part of the latency stands for."""
     return (
         CLIENT.get(name)
+        or (RETRIED if name == RETRY else None)
         or CATALOGUE.get(name)
         or KnownCause(
             f"dependency.{name}",

@@ -24,6 +24,8 @@ from latfix.traffic.schedule import Traffic
 CANCELLED = 9
 #: In columns of nanoseconds: not recorded.
 UNKNOWN = -1
+#: The part of a latency that was spent with servers before the one that answered.
+RETRY = "retry"
 _NONE: Mapping[str, Any] = {}
 _ANSWERED, _NO_ANSWER = (re.compile(rf"\s*{code}(\.0)?\s*") for code in ("2[0-9]{2}", "0+"))
 #: A code of HTTP, and the reason that may follow it.
@@ -114,6 +116,8 @@ class RequestTable:
     :param possible: ``(n,)`` each, by column; measures of something, maybe work: used if they predict the service.
     :param route: ``(n,)`` index into ``routes``; ``None`` without routes.
     :param server: ``(n,)`` index into ``servers``, which answered; ``None`` if it is not recorded, or one did.
+    :param attempt: ``(n,)`` index into ``attempts``, the servers that it was sent to one after the other, in words;
+        ``None`` if each was sent to one.
     :param user: ``(n,)`` who sent each request, as a number from 0; -1 if unknown; ``None`` without users.
     :param resolution_ns: of the arrivals.
     :param timed: False if only the order of arrivals is known.
@@ -140,6 +144,8 @@ class RequestTable:
     routes: tuple[str, ...] = ()
     server: npt.NDArray[np.int32] | None = None
     servers: tuple[str, ...] = ()
+    attempt: npt.NDArray[np.int32] | None = None
+    attempts: tuple[str, ...] = ()
     gaps: Gaps | None = None
     steps: EngineSteps | None = None
     ids: tuple[str, ...] = ()

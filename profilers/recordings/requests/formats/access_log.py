@@ -28,7 +28,7 @@ from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, opened
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable, http_status
+from latfix.profilers.recordings.requests.request_table import RETRY, UNKNOWN, RequestTable, http_status
 from latfix.profilers.recordings.requests.text_source import (
     LONGEST_NS,
     NUMBER_IN_PATH,
@@ -45,8 +45,18 @@ _CLF = re.compile(r"\d{1,2}/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d(\.\d+)?$")
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _REQUEST = re.compile(r"[A-Z]+ \S+( (HTTP/)?[0-9.]+)?$")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?$")
-#: Where a proxy sent a request.
-_ADDRESS = re.compile(r"(tcp://)?(\d+\.\d+\.\d+\.\d+|\[[0-9a-f:]+\]):\d+$")
+#: Where a proxy sent a request: an address, a host with its port, or a socket.
+_ADDRESS = re.compile(
+    r"(tcp://|https?://)?(\d+\.\d+\.\d+\.\d+|\[?[0-9a-f:]+\]|(?=[\d.-]*[A-Za-z])\w[\w.-]*):\d{1,5}$|unix:/"
+)
+_SERVER_KEYS = {"upstream", "upstream_addr", "upstream_host", "backend", "server"}
+_STATUS_KEYS = {"upstream_status", "us"}
+#: Statuses of upstreams. Between several upstreams, their times and statuses; in the words of a label, their number.
+_ANSWERS = re.compile(r"[1-5]\d\d((,| : ) ?[1-5]\d\d)*$")
+_SEVERAL = re.compile(", ?| : ")
+#: Before the last of several upstreams, which answered.
+_EARLIER = "^.*(?:, ?| : )"
+_NUMBERS = {2: "two", 3: "three"}
 #: From Envoy's number of received bytes to the address, after five texts of the request.
 _TO_ADDRESS = 8
 _KEYS: Mapping[str, str] = {
@@ -70,7 +80,7 @@ _LEAST_US, _SURELY_US = 100, 1_000
 #: right reading, because processes write side by side.
 _BACK, _SIDE_BY_SIDE = 5, 0.1
 #: Separates the times of several upstreams.
-_ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[0-9-])")
+_ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[\w\[-])")
 #: Most bytes of an answer's headers.
 _HEADERS = 4096
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
@@ -181,11 +191,10 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
     decimals: list[int] = []
     whole: list[int] = []
     for k in range(first, len(values)):
-        key, equals, value = values[k].partition("=")
-        value = value.strip('"')
-        if equals and key in _KEYS and (_NUMBER.match(value) or value == "-"):
-            places.setdefault(_KEYS[key], k)
-            around[_KEYS[key]] = f'^{re.escape(key)}="?|"$'
+        if named := _named(values[k]):
+            meaning, around_it = named
+            places.setdefault(meaning, k)
+            around[meaning] = around_it
         elif unit := _unit_at(values, k):
             places["latency"] = k
             around["latency"] = "(ms|us|µs|s)$"
@@ -205,14 +214,32 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
     if "latency" not in places and whole and not _are_bytes(values, places["bytes"], whole):
         places["latency"] = whole[-1]
         return Layout("Apache", len(values), places, around, _US, stamps_end=False)
-    places |= _address_in(values, first, len(values))
-    around["server"] = "^.*,"  # of several upstreams, the last answered
+    places |= {**_address_in(values, first, len(values)), **places}
+    around.setdefault("server", _EARLIER)
+    behind = max(places.get("server", len(values)), places.get("upstream", 0)) + 1
+    answers = next((k for k in range(behind, len(values)) if _ANSWERS.match(values[k])), 0)
+    places |= {"answers": answers, **places} if answers else {}
     return Layout("nginx", len(values), places, around, _S, stamps_end=True)
+
+
+def _named(text: str) -> tuple[str, str] | None:
+    """What a ``key=value`` means, and a pattern of the text around the value; ``None`` for others."""
+    key, equals, value = text.partition("=")
+    value = value.strip('"')
+    around = rf'^{re.escape(key)}="?|"$'
+    if not equals:
+        return None
+    if key in _SERVER_KEYS and not _NUMBER.match(value):
+        return "server", f"{_EARLIER}|{around}"
+    if key in _STATUS_KEYS:
+        return "answers", around
+    return (_KEYS[key], around) if key in _KEYS and (_NUMBER.match(value) or value == "-") else None
 
 
 def _address_in(values: list[str], first: int, end: int) -> dict[str, int]:
     """The place of the first address of a server, if there is one."""
-    found = (k for k, value in enumerate(values[first:end], first) if _ADDRESS.match(value.rpartition(",")[2]))
+    texts = ((k, _SEVERAL.split(value)[-1]) for k, value in enumerate(values[first:end], first))
+    found = (k for k, text in texts if _ADDRESS.match(text))
     return {"server": place} if (place := next(found, 0)) else {}
 
 
@@ -282,6 +309,7 @@ class _Log:
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._routes: dict[str, int] = {}
         self._servers: dict[str, int] = {}
+        self._attempts: dict[str, int] = {"one upstream": 0}
         self._retried: list[tuple[int, str]] = []
         self.good = 0
 
@@ -345,6 +373,18 @@ class _Log:
         self._columns["route"].append(_route_codes(column("request"), self._routes)[good])
         if "server" in places:
             self._columns["server"].append(_codes(column("server"), self._servers)[good])
+        if "upstream" in places:
+            texts = column("upstream")
+            several = np.flatnonzero(pc.match_substring_regex(texts, _SEVERAL.pattern))
+            answers = column("answers") if "answers" in places else None
+            earlier, attempt = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int32)
+            for row in several.tolist():
+                times = _SEVERAL.split(texts[row].as_py())
+                earlier[row] = sum(round(float(time) * unit_ns) for time in times[:-1] if _NUMBER.match(time))
+                words = _attempts_in_words(len(times), "" if answers is None else answers[row].as_py())
+                attempt[row] = self._attempts.setdefault(words, len(self._attempts))
+            self._columns["earlier"].append(earlier[good])
+            self._columns["attempt"].append(attempt[good])
         self.good += int(np.count_nonzero(good))
 
     def _joined(self, name: str) -> Any:
@@ -365,6 +405,9 @@ class _Log:
             known = (upstream >= 0) & (upstream <= latency)
             if known.any():  # time beyond the upstream's is between the proxy and its client
                 parts["client"] = np.where(known, latency - upstream, 0)
+        earlier, attempt = self._joined("earlier"), self._joined("attempt")
+        if earlier is not None and earlier.any():
+            parts[RETRY] = np.clip(earlier, 0, latency)
         if (connect := self._joined("connect")) is not None and (connect > 0).any():
             parts["connect"] = np.clip(connect, 0, latency)
         # The size of the request predicts work better than that of the answer.
@@ -386,6 +429,8 @@ class _Log:
             routes=tuple(self._routes) if len(self._routes) > 1 else (),
             server=self._joined("server") if several else None,
             servers=tuple(self._servers) if several else (),
+            attempt=attempt if len(self._attempts) > 1 else None,
+            attempts=tuple(self._attempts) if len(self._attempts) > 1 else (),
             resolution_ns=resolution,
             facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": self._bad.count},
             notes=(*self._bad.notes(), note),
@@ -409,6 +454,13 @@ def _order_of_ends(layout: Layout, stamp: Ints, latency: Ints, resolution: int) 
         todo = "; lines are in order of it: if it is when it ended, as in gunicorn's logs, read that with --pattern"
         return False, f"{todo} '\\[(?P<end>[^\\]]+)\\].* (?P<latency_us>[0-9]+)$'"
     return False, ""
+
+
+def _attempts_in_words(number: int, answers: str) -> str:
+    """How many upstreams a request was sent to, and what the first answered, if each one's answer is known."""
+    known = _SEVERAL.split(answers)
+    first = f", the first answered {known[0]}" if len(known) == number else ""
+    return f"{_NUMBERS.get(number, number)} upstreams{first}"
 
 
 def _tables(file: Any, layout: Layout, invalid: Any) -> Any:

@@ -702,6 +702,65 @@ def test_of_several_upstreams_the_last_answered(tmp_path: Path) -> None:
     assert sorted(table.servers[code] for code in table.server) == ["10.0.2.1:80"] * 3 + ["10.0.2.2:80"]
 
 
+def test_time_with_earlier_upstreams_is_a_part_of_its_own(tmp_path: Path) -> None:
+    begin = '10.1.2.3 - - [22/Nov/2026:10:{0:02}:{1:02} +0000] "POST /a HTTP/1.1" 200 500 "-" "curl" '
+    line = begin + '{2} "{3}" "{4}" "{5}"\n'
+    one = ("0.03{}", "0.03{}", "10.0.0.1{}:8080", "200")
+    two = ("1.04{}", "1.000, 0.03{}", "10.0.0.12:8080, 10.0.0.1{}:8080", "502, 200")
+    text = "".join(
+        line.format(k // 60, k % 60, *(each.format(k % 2) for each in (two if k % 40 == 7 else one)))
+        for k in range(2000)
+    )
+    table = table_of(tmp_path, text)
+    assert sorted(table.servers) == ["10.0.0.10:8080", "10.0.0.11:8080"]
+    assert table.parts["retry"].tolist().count(S) == 50 == np.count_nonzero(table.parts["retry"])
+    assert table.attempts == ("one upstream", "two upstreams, the first answered 502")
+    cause = next(each for each in diagnose_recording(written(tmp_path, text), ReadOptions()).causes if each.named)
+    assert cause.cause == "dependency.retry" and cause.tail_share > 0.95
+    assert "100 % of the slowest were sent to two upstreams, the first answered 502 (2.50 % of" in cause.evidence
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        '0.2 0.2 "app-{0}.svc.local:8080"',
+        "0.2 0.2 unix:/run/app-{0}.sock",
+        "rt=0.2 urt=0.2 upstream=10.0.0.{0}:80",
+        'rt=0.2 upstream_addr="10.0.0.{0}:80" urt=0.2',
+        "rt=0.2 urt=0.2 upstream_addr=app-{0}",
+        "0.2 0.2 [::{0}]:80",
+        '0.2 "0.1, 0.1" "10.0.0.7:80, 10.0.0.{0}:80"',
+    ],
+)
+def test_a_server_has_an_address_a_name_a_socket_or_a_key(tmp_path: Path, behind: str) -> None:
+    table = table_of(tmp_path, "".join(NGINX.format(k, 200, behind.format(k % 2 + 1)) for k in range(4)))
+    assert len(table.servers) == 2 and all(re.search(r"\b[12]\b", name) for name in table.servers)
+    assert not any("=" in name or name != name.strip() or "," in name for name in table.servers)
+    assert [name[-6:] for name in table.servers] == [table.servers[code][-6:] for code in table.server[:2]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"time_iso8601": "{at}", "request_time": "0.250", "upstream_response_time": "0.200"},
+        {"start_time": "{at}", "response_code": 200, "duration": 250, "x_envoy_upstream_service_time": "200"},
+        {"start_time": "{at}", "response_code": 200, "duration": 250, "upstream_service_time": 200},
+        {"StartUTC": "{at}", "Duration": 250 * MS, "OriginDuration": 200 * MS, "DownstreamStatus": 200},
+    ],
+    ids=["nginx", "envoy", "istio", "traefik"],
+)
+def test_time_beyond_the_upstream_s_is_the_client_s_in_json_too(tmp_path: Path, row: dict[str, Any]) -> None:
+    rows = [json.dumps(row).replace("{at}", f"2026-11-22T10:00:0{k}.000Z") + "\n" for k in range(4)]
+    table = table_of(tmp_path, "".join(rows))
+    assert {name: part.tolist() for name, part in table.parts.items()} == {"client": [50 * MS] * 4}
+    assert not table.unread and not table.possible
+    # AND what a user says of a column holds
+    upstream = next(name for name in row if name.endswith(("response_time", "service_time", "OriginDuration")))
+    unit = {"StartUTC": "ns", "start_time": "ms"}.get(next(iter(row)), "s")
+    table = table_of(tmp_path, "".join(rows), f"db_{unit}={upstream}")
+    assert {name: part.tolist() for name, part in table.parts.items()} == {"db": [200 * MS] * 4}
+
+
 def test_a_line_of_hypercorn_has_the_version_alone(tmp_path: Path) -> None:
     line = NGINX.format(7, 200, 250_000).replace("HTTP/1.1", "1.1")
     table = table_of(tmp_path, f"[2026-11-22 09:00:07 +0000] [12687] [INFO] {line}" * 2)
