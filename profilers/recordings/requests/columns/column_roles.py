@@ -111,9 +111,10 @@ def roles_of(
             written = [
                 _mapped(path, name, column, names)
                 for name, column in meaning.items()
-                if column in names or " + " in column  # of columns that identify the writer
+                if column in names or re.search(" [+-] ", column)  # of columns that identify the writer
             ]
-            roles += [role for role in written if role.name not in taken]
+            given = {column for role in roles if role.name not in (*_TIMES, *_INSTANTS) for column in role.columns}
+            roles += [role for role in written if role.name not in taken and not given & {*role.columns}]
             taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
     for role, pattern in usual.USUAL:

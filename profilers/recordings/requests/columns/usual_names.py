@@ -66,7 +66,8 @@ NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter, ghz,
 #: vegeta, hey, oha, ApacheBench; Heroku, lograge; access logs in JSON of Envoy (Istio), Traefik, Caddy, Kong,
 #: APISIX, Echo, Cloudflare, Azure's Application Gateway and gRPC in Go; Kubernetes' audit; ClickHouse's queries;
-#: Elastic's schema; Serilog, pino, AWS Lambda's reports in CloudWatch, Application Insights; Ollama's answers.
+#: nginx's JSON; Elastic's schema; Serilog, pino, AWS Lambda's reports in CloudWatch, Application Insights; Ollama's
+#: answers.
 WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label",
@@ -99,10 +100,14 @@ WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
       "route": "url.path", "size": "http.request.body.bytes"}),
     ({"start_time", "duration", "response_code"},
      {"latency_ms": "duration", "arrival": "start_time", "status": "response_code", "route": "path",
-      "upstream_ms": "upstream_service_time", "size": "bytes_received"}),
+      "size": "bytes_received"}),
+    *(({"start_time", "duration", "response_code", upstream}, {"client_ms": f"duration - {upstream}"})
+      for upstream in ("upstream_service_time", "x_envoy_upstream_service_time")),
     ({"StartUTC", "Duration"},
      {"latency_ns": "Duration", "arrival": "StartUTC", "status": "DownstreamStatus", "route": "RequestPath",
-      "origin_ns": "OriginDuration", "size": "RequestContentSize", "server": "ServiceAddr"}),
+      "size": "RequestContentSize", "server": "ServiceAddr"}),
+    ({"StartUTC", "Duration", "OriginDuration"}, {"client_ns": "Duration - OriginDuration"}),
+    ({*NGINX}, {"latency_s": "request_time", "client_s": "request_time - upstream_response_time"}),
     ({"dyno", "connect", "service"},
      {"latency_ms": "connect + service", "end": "line_time", "status": "status", "route": "path",
       "connect_ms": "connect"}),
