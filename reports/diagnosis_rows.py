@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -79,6 +80,9 @@ def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
     return [*rows, _unexplained(diagnosis)]
 
 
+#: The step if nothing is known; the option in a note on columns that were not read.
+_MORE_COLUMNS = "use a log with more columns"
+_UNREAD = re.compile(r"^Not read: .* (--map \S.*)\.$")
 #: Causes below this share of the tail's excess are summed in one line.
 SMALL = 0.05
 
@@ -276,6 +280,14 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
 
 
+def unread_option(diagnosis: Diagnosis) -> str:
+    """The option by which a column that was not read becomes a part of the latency, if that is the next step."""
+    if diagnosis.verdict != "inconclusive" or _MORE_COLUMNS not in closing_advice(diagnosis):
+        return ""
+    found = (_UNREAD.search(note) for note in diagnosis.notes)
+    return next((each[1] for each in found if each), "")
+
+
 def _more_data(diagnosis: Diagnosis) -> str:
     """What would show the cause of an inconclusive tail."""
     largest = _largest_known(diagnosis)
@@ -289,10 +301,12 @@ def _more_data(diagnosis: Diagnosis) -> str:
         and not seldom
         and (dark or not by_chance)
     ):
+        if rest is not None and rest.culprit:
+            return f"Look at the {rest.culprit}: the slowest requests have nothing else in common that is recorded."
         why = "Too much of the tail is unexplained to name its cause" if dark else "Nothing that is known stands out"
         # With too coarse times, a note asks for finer ones.
         queue = "" if "queue" in diagnosis.stages_ms else "queue, "
-        return f"{why}: use a log with more columns ({queue}dependencies, sizes: --map), or spans."
+        return f"{why}: {_MORE_COLUMNS} ({queue}dependencies, sizes: --map), or spans."
     replayed = diagnosis.source is None or diagnosis.source.kind in ("replay", "http")
     longer = "Replay for longer (--repeat 3)" if replayed else "Record for longer"
     if largest is None:

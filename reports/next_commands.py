@@ -61,5 +61,10 @@ def replay_command(workload: str, plan: str) -> str:
     return f"latfix diagnose {_quoted(workload)} --plan {shlex.quote(plan)}"
 
 
+def map_command(path: str, option: str) -> str:
+    """``latfix diagnose FILE --map ROLE=COLUMN``; the option is quoted already."""
+    return f"latfix diagnose {shlex.quote(path)} {option}"
+
+
 def _quoted(workload: str) -> str:
     return workload if isinstance(workload, Words) else shlex.quote(workload)

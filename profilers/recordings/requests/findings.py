@@ -73,6 +73,7 @@ class Accounts:
     :param floors_ms: by cause, the milliseconds that chance alone produces.
     :param stages: measured parts of latencies, each ``(n,)``, -1 if unknown.
     :param timed: False if only the order of arrivals is known.
+    :param culprit: which server or route has nearly all of the unexplained time, and a clause on it; empty without.
     :param unread: a note on unread columns, shown if much is unexplained.
     """
 
@@ -89,6 +90,7 @@ class Accounts:
     ids: tuple[str, ...] = ()
     timed: bool = True
     notes: tuple[str, ...] = ()
+    culprit: tuple[str, str] = ("", "")
     unread: str = ""
 
 
@@ -244,6 +246,7 @@ def _causes(
                 evidence=accounts.evidence.get(cause.id, ""),
                 whatif_ms={f"p{q}": removed.percentile(q) / 1e6 for q in (50, 95, 99)} if len(removed) else {},
                 fixes=(),
+                culprit=accounts.culprit[0] if cause.id == UNEXPLAINED else "",
             )
         )
     return tuple(sorted(result, key=lambda each: -each.tail_ms))
@@ -285,8 +288,9 @@ def _verdict(
                 f"{milliseconds(behind)} of it is waiting behind requests whose own service took longer; the "
                 "recording does not show why"
             )
+        first = f": {accounts.culprit[1]}" if accounts.culprit[1] else ""
         return "inconclusive", (
-            f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and {why}.{known}"
+            f"{opening}{first}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and {why}.{known}"
         )
     if top is not None:
         return top.cause, f"{opening}: {describe_part(words[top.cause], top, excess_ms)}."

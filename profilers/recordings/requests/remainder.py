@@ -32,7 +32,7 @@ _MINORITY, _RESOLVED, _LEAST_EVERY = 0.5, 10, 2
 #: Periods that are tried: so many cycles, in these steps, each in so many phases. The share of cycles that are alike,
 #: and how probable they are by chance.
 _LEAST_CYCLES, _MOST_CYCLES, _CYCLES_APART, _PHASES, _REGULAR, _CHANCE_OF_TURNS = 7, 40, 0.1, 20, 0.8, 4e-4
-#: A column explains slow requests if this share of them has one of its values.
+#: A value of a column explains slow requests if it has this share of them, or of their time.
 _NEARLY_ALL = 0.9
 #: Values of a column from which each may stand for a single request.
 _MOST_VALUES = 1_000
@@ -53,7 +53,7 @@ def remainder_words(
     :param opening: of the sentence.
     """
     slow = _slowest(rest_ns, tail_share)
-    found = [_of_value(name, codes, slow, values) for name, (codes, values) in labels.items()]
+    found = [_of_value(name, codes, slow, values)[1] for name, (codes, values) in labels.items()]
     if arrival_ns is not None:
         found.append(_when(rest_ns, slow, arrival_ns))
     return "; ".join([opening, *filter(None, found)]) + "."
@@ -64,7 +64,22 @@ def attempt_words(part_ns: Ints, tail_share: float, attempt: Codes, attempts: Se
 
     :param part_ns: ``(n,)``; ``tail_share`` of requests are the slowest.
     """
-    return _of_value(ATTEMPT, attempt, _slowest(part_ns, tail_share), attempts)
+    return _of_value(ATTEMPT, attempt, _slowest(part_ns, tail_share), attempts)[1]
+
+
+def culprit_among(
+    rest_ns: Ints, tail_share: float, labels: Mapping[str, tuple[Codes, Sequence[str]]]
+) -> tuple[str, str]:
+    """The value that nearly all requests with the largest unexplained part have, and a clause on it; empty without.
+
+    Parameters as for :func:`remainder_words`.
+    """
+    slow = _slowest(rest_ns, tail_share)
+    for name, (codes, values) in labels.items():
+        found, words = _of_value(name, codes, slow, values)
+        if words and np.mean(codes[slow] == values.index(found)) >= _NEARLY_ALL:
+            return f"{name} {shown(found, 60)}", words
+    return "", ""
 
 
 def _slowest(rest_ns: Ints, tail_share: float) -> Ints:
@@ -89,7 +104,7 @@ def rhythm(
     if len(slow) < 2 or len(slow) > _MINORITY * len(rest_ns):
         return ""
     # One server of several gets every n-th request anyway.
-    by_label = any(_are_those_of_one(codes, slow) for codes, _ in labels.values())
+    by_label = any(_are_those_of_one(codes, slow, beyond) for codes, _ in labels.values())
     apart_s = 0.0 if arrival_ns is None else float(np.ptp(arrival_ns)) / len(arrival_ns) / 1e9
     finest_s = _RESOLVED * resolution_ns / 1e9
     found = list[str]()
@@ -159,26 +174,27 @@ def _large(amounts: npt.NDArray[Any]) -> Ints:
     return np.flatnonzero(amounts >= max(_STRIKE * largest[half], 1))
 
 
-def _are_those_of_one(codes: Codes, slow: Ints) -> bool:
-    """True if slow requests are those of one value of a column, and most of its requests are slow."""
-    value = int(np.bincount(codes[slow]).argmax())
-    of_slow = float(np.mean(codes[slow] == value))
-    return of_slow >= _NEARLY_ALL and int(np.count_nonzero(codes == value)) <= len(slow) / _MINORITY
+def _are_those_of_one(codes: Codes, slow: Ints, beyond: Ints) -> bool:
+    """True if most requests with one value of a column are slow, and theirs is nearly all the time lost."""
+    cost = np.bincount(codes[slow], beyond[slow])
+    value = int(cost.argmax())
+    most = int(np.count_nonzero(codes[slow] == value)) >= _MINORITY * int(np.count_nonzero(codes == value))
+    return most and float(cost[value]) >= _NEARLY_ALL * float(cost.sum())
 
 
-def _of_value(name: str, codes: Codes, slow: Ints, values: Sequence[str]) -> str:
-    """The value that most of the slowest requests have, if it stands out."""
+def _of_value(name: str, codes: Codes, slow: Ints, values: Sequence[str]) -> tuple[str, str]:
+    """The value that most of the slowest requests have, if it stands out, and a clause on it; else empty."""
     if not 1 < len(values) <= _MOST_VALUES:
-        return ""
+        return "", ""
     count = np.bincount(codes[slow], minlength=len(values))
     most = int(np.argmax(count))
     of_slow, of_all = float(count[most] / len(slow)), float(np.mean(codes == most))
     chance = poisson_at_least(int(count[most]), of_all * len(slow)) * len(values)
     if of_slow < _MOST or of_slow < _OVER * of_all or chance > _CHANCE:
-        return ""
+        return "", ""
     value = values[most]
     have = f"were sent to {value}" if name == ATTEMPT else f"have the {name} {shown(value, 60)}"
-    return f"{share(of_slow)} of the slowest {have} ({share(of_all)} of all requests)"
+    return value, f"{share(of_slow)} of the slowest {have} ({share(of_all)} of all requests)"
 
 
 def _when(rest_ns: Ints, slow: Ints, arrival_ns: Ints) -> str:

@@ -34,6 +34,7 @@ from latfix.profilers.recordings.requests.remainder import (
     ATTEMPT,
     NOTHING_KNOWN,
     attempt_words,
+    culprit_among,
     remainder_words,
     rhythm,
 )
@@ -627,6 +628,7 @@ def _accounts(division: _Division, evidence: dict[str, str], tail_share: float, 
         ids=log.table.ids if len(set(log.every.ids)) > 1 else (),
         timed=log.table.timed,
         notes=tuple(notes),
+        culprit=_culprit(division, tail_share),
         unread=log.table.unread,
     )
 
@@ -732,15 +734,32 @@ def _slowest_route(division: _Division) -> str:
     return f"; {shown(named, 60)} takes {from_ns(usual[most])} in the median ({share(of_all)} of the requests)"
 
 
-def _remainder(division: _Division, tail_share: float) -> str:
-    log, base, table = division.log, division.left.base, division.log.table
-    some, first = slice(0, len(base), max(len(base) // _SEARCHED, 1)), slice(0, _SEARCHED)
+def _labels(table: RequestTable, some: slice) -> dict[str, tuple[Ints, tuple[str, ...]]]:
+    """By kind of label, that of each of some requests, and all of them in words."""
     columns = {
         "route": (table.route, table.routes),
         "server": (table.server, table.servers),
         ATTEMPT: (table.attempt, table.attempts),
     }
-    labels = {name: (code[some], words) for name, (code, words) in columns.items() if code is not None}
+    return {name: (code[some], words) for name, (code, words) in columns.items() if code is not None}
+
+
+def _searched(division: _Division) -> slice:
+    """Some of all requests, evenly, in which labels of the slow ones are searched."""
+    count = len(division.left.base)
+    return slice(0, count, max(count // _SEARCHED, 1))
+
+
+def _culprit(division: _Division, tail_share: float) -> tuple[str, str]:
+    """Which server or route has nearly all of the unexplained time, and a clause on it; empty without one."""
+    some = _searched(division)
+    named = {name: label for name, label in _labels(division.log.table, some).items() if name != ATTEMPT}
+    return culprit_among(division.extras(some)[division.rest], tail_share, named)
+
+
+def _remainder(division: _Division, tail_share: float) -> str:
+    log, base, table = division.log, division.left.base, division.log.table
+    some, first = _searched(division), slice(0, _SEARCHED)
     opening = NOTHING_KNOWN
     if log.answer is not None:
         opening = f"{_measured(log.answer)}; here without what inputs or a queue explain"
@@ -750,12 +769,13 @@ def _remainder(division: _Division, tail_share: float) -> str:
         rhythm(
             division.extras(first)[division.rest],
             log.arrival[first] if table.timed else None,
-            {name: (code[first], words) for name, (code, words) in columns.items() if code is not None},
+            _labels(table, first),
             log.resolution_ns,
         ),
     ]
     opening = "; ".join([opening, *filter(None, found)])
-    return remainder_words(rest, tail_share, log.arrival[some] if table.timed else None, labels, opening)
+    arrival = log.arrival[some] if table.timed else None
+    return remainder_words(rest, tail_share, arrival, _labels(table, some), opening)
 
 
 def _slow_service(division: _Division, rest: Ints, service: Ints) -> str:

@@ -110,7 +110,7 @@ def test_most_requests_are_no_slow_ones_among_others() -> None:
 
 def test_the_turn_of_a_slow_server_is_no_rhythm() -> None:
     rng = np.random.default_rng(8)
-    server, rest = np.arange(N) % 4, rng.lognormal(15, 0.3, N)
+    server, rest = np.arange(N) % 4, rng.lognormal(15, 0.3, N) + np.where(rng.random(N) < 0.06, 6e7, 0)
     rest[server == 2] += 2e8
     labels = {"server": (server, VALUES)}
     assert rhythm(rest.astype(np.int64), None) == "1 slow request every 4 requests"
@@ -154,9 +154,21 @@ def test_the_slow_server_of_four_is_in_the_answer(tmp_path: Path, column: str) -
     ]
     path = tmp_path / "log.csv"
     path.write_text("\n".join([f"arrival_s,latency_ms,{column}", *rows]))
-    lines = diagnosis_answer(diagnose_recording(path, ReadOptions())).lines
-    line = next(line.words for line in lines if line.label == "unexplained")
-    assert "100 % of the slowest have the server '10.0.0.2' (25.0 % of all requests)" in line
+    answer = diagnosis_answer(diagnose_recording(path, ReadOptions()))
+    line = next(line.words for line in answer.lines if line.label == "unexplained")
+    words = "100 % of the slowest have the server '10.0.0.2' (25.0 % of all requests)"
+    assert words in line and f"the median: {words}; slow requests exceed" in answer.headline
+    assert answer.lines[-1].words.startswith("Look at the server '10.0.0.2'")
+
+
+def test_the_next_step_is_to_read_the_column_that_a_note_names(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    slow = np.where(rng.random(N) < 0.03, 500, 0)
+    rows = [f"{k / 50:.3f},{20 + slow[k] + rng.uniform(0, 5):.3f},{slow[k] + rng.uniform():.3f}" for k in range(N)]
+    path = tmp_path / "a log.csv"
+    path.write_text("\n".join(["arrival_s,latency_ms,db_ms", *rows]))
+    line = diagnosis_answer(diagnose_recording(path, ReadOptions())).lines[-1]
+    assert line.is_command and line.words == f"latfix diagnose '{path}' --map db_ms=db_ms"
 
 
 def test_a_steady_percentile_does_not_hide_longer_requests_beyond_it(tmp_path: Path) -> None:
