@@ -40,8 +40,20 @@ from latfix.reports.comparison_rows import (
     ratio_of,
     result_words,
 )
-from latfix.reports.diagnosis_rows import cause_advice, closing_advice, is_replay
-from latfix.reports.next_commands import optimize_command, replay_command, resume_command, try_harder_command
+from latfix.reports.diagnosis_rows import (
+    cause_actions,
+    cause_advice,
+    closing_advice,
+    is_replay,
+    unread_option,
+)
+from latfix.reports.next_commands import (
+    map_command,
+    optimize_command,
+    replay_command,
+    resume_command,
+    try_harder_command,
+)
 from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import FEW_ROUNDS, side_effect_words
 from latfix.reports.sweep_rows import SweepRows, largest_words
@@ -125,6 +137,9 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         lines.append(Line(label=_NEXT, words=closing))
     elif is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label=_NEXT, words=optimize_command(workload or found.workload), is_command=True))
+    elif _is_recording(found) and found.verdict != "steady":
+        action = next((action for action in cause_actions(found).values() if action), "")
+        lines += [Line(label=_NEXT, words=action)] if action else []
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
 
 

@@ -23,7 +23,7 @@ from latfix.formatting import (
     tail_words,
     visible,
 )
-from latfix.reports.vocabulary import cause_words
+from latfix.reports.vocabulary import cause_action, cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, ServiceFigures
 from latfix.results.worker_summary import WorkerRow
 from latfix.statistics.percentiles import percentile_key
@@ -132,9 +132,17 @@ def excess_words(diagnosis: Diagnosis) -> str:
     taken = milliseconds(_number(diagnosis.excess_ms) + _number(diagnosis.reference_ms))
     return (
         f"The {tail_words(diagnosis.percentile)} of {unit}s take {taken} on average: "
-        f"{milliseconds(diagnosis.excess_ms)} (the excess) more than a quiet {unit}, which nothing delays "
-        f"({milliseconds(diagnosis.reference_ms)})"
+        f"{milliseconds(diagnosis.excess_ms)} (the excess) more than a "
+        f"{reference_words(diagnosis, milliseconds(diagnosis.reference_ms))}"
     )
+
+
+def reference_words(diagnosis: Diagnosis, amount: str = "") -> str:
+    """The unit that others are compared with, and its latency; the typical one if waits in a queue are unknown."""
+    is_log = diagnosis.source is not None and diagnosis.source.kind == "requests"
+    if is_log and "queue" not in diagnosis.stages_ms:
+        return f"typical {diagnosis.unit} (median{f', {amount}' if amount else ''})"
+    return f"quiet {diagnosis.unit}, which nothing delays{f' ({amount})' if amount else ''}"
 
 
 def cause_total(rows: list[CauseRow], diagnosis: Diagnosis) -> tuple[float, float | None]:
@@ -247,6 +255,12 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
         for entry in diagnosis.causes
         if entry.named and entry.cause != UNEXPLAINED
     ]
+
+
+def cause_actions(diagnosis: Diagnosis) -> dict[str, str]:
+    """By named cause of a recording, what to do: a setting of the recorded server, or the next measurement."""
+    settings = {each.cause: f"{each.server}: {each.change}." for each in diagnosis.advice}
+    return {entry.cause: settings.get(entry.cause) or cause_action(entry.cause) for entry in cause_advice(diagnosis)}
 
 
 def closing_advice(diagnosis: Diagnosis) -> str:

@@ -152,6 +152,38 @@ LINES_WORDS = (
 )
 
 
+#: What to do about a cause in a system that latfix does not run, by its id or by the kind of part that it names.
+_ACTIONS: dict[str, str] = {
+    "traffic.burst": "Serve more at once, make requests cheaper, or refuse what would wait too long.",
+    "traffic.overload": "Add capacity, or refuse requests that would wait too long: the backlog grows without end.",
+    "batching.window": "Shorten the time for which a batch waits for more requests.",
+    "batching.size": "Make batches smaller, or of requests of like size.",
+    "batching.prefill": "Compute prompts in smaller chunks, so that open streams wait for less of them.",
+    "input.size": "Limit the size of inputs, or serve large ones apart from small ones.",
+    "stall.shared": "See what ran at those times: garbage collection, a deployment, a backup, another job.",
+    "drift.unknown": "See what grows with the service's age (memory, caches, sessions), and if a restart helps.",
+    "client.late": "Use more or faster load generators: the service did not get these requests in time.",
+    "client.queue": "Give the client more connections, or limit what it sends at once.",
+    "network.transfer": "Look at the size of requests and answers, and at the link to the client.",
+    "network.connect": "Keep connections alive.",
+    "service.first_byte": "Record the service itself (its log, its spans, or latfix.record), and diagnose that.",
+    "dependency.client": "Look at slow clients and their links; let the proxy buffer requests and answers.",
+    "dependency.retry": "Find out why the first server failed, and let the proxy give up sooner on one.",
+    "gpu.slowdown": "Check the device's clocks and temperature, and who else uses it.",
+    "gpu.rank_wait": "Look at the slowest rank: the others wait for it.",
+    "service": "Look inside {name}: record its own requests with latfix.record, and diagnose that recording.",
+    "network": "Look between {name} and its callers: new connections, retries, and queues in front of it.",
+    "dependency": "Give calls of {name} a deadline and kept connections, and find out why it is slower then.",
+}
+
+
+def cause_action(cause: str) -> str:
+    """What to do about a cause in a recorded system; empty if only latfix's fixes treat it, or nothing is known."""
+    kind, _, name = cause.partition(".")
+    words = _ACTIONS.get(cause) or ("" if cause in CATALOGUE else _ACTIONS.get(kind, ""))
+    return words.format(name=name)
+
+
 def cause_words(cause: str) -> str:
     """What a cause means; empty for an id that this version does not know."""
     return CATALOGUE[cause].title if cause in CATALOGUE else ""

@@ -7,7 +7,13 @@ from pathlib import Path, PurePath
 
 from latfix.formatting import count, finite, milliseconds, moment, significant, visible
 from latfix.reports.answer import diagnosis_answer
-from latfix.reports.diagnosis_rows import cause_advice, closing_advice, largest_causes, read_words
+from latfix.reports.diagnosis_rows import (
+    cause_actions,
+    cause_advice,
+    closing_advice,
+    largest_causes,
+    read_words,
+)
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import (
     Card,
@@ -24,15 +30,10 @@ from latfix.results.diagnosis import Diagnosis, Source, UnitLedger
 #: Most cause columns in the table of the slowest units.
 _COLUMNS = 6
 _LONGEST_NAME = 60
+_NO_ACTION = "latfix names no setting for it; docs/causes.md describes the cause."
 _STAGE_FIGURES = {"mean": "mean, ms", "p50": "p50, ms", "p99": "p99, ms", "reference": "quiet, ms"}
 #: Definitions that also apply to recordings.
 _DEFINED = ("95 % interval", "Quiet request, reference", "Tail and excess", "Unexplained", "Named cause")
-#: What to do about a cause whose id names a part of the recorded system.
-_NEXT = {
-    "service": "Look inside {name}: record its own requests with latfix.record, and diagnose that recording.",
-    "network": "Look between {name} and its callers: new connections, retries, and queues in front of it.",
-    "dependency": "Give calls of {name} a deadline and kept connections, and find out why it is slower then.",
-}
 
 
 def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
@@ -70,7 +71,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         notes=diagnosis.notes,
         cards=_cards(diagnosis),
         advice=cause_advice(diagnosis),
-        actions=_actions(diagnosis),
+        actions={cause: action or _NO_ACTION for cause, action in cause_actions(diagnosis).items()},
         closing=closing_advice(diagnosis),
         latency_rows=latency_rows(diagnosis),
         windows=window_values(diagnosis.windows, ()) if diagnosis.windows else None,
@@ -89,19 +90,6 @@ def _source_words(source: Source | None) -> list[str]:
         return []
     name = source.path if "://" in source.path else PurePath(source.path).name
     return [source.kind, name, *origin_words(source.origin)]
-
-
-def _actions(diagnosis: Diagnosis) -> dict[str, str]:
-    """What to do about each named cause: a setting of the recorded server, or the next measurement."""
-    settings = {each.cause: f"{each.server}: {each.change}." for each in diagnosis.advice}
-    actions = {}
-    for entry in cause_advice(diagnosis):
-        kind, _, name = entry.cause.partition(".")
-        otherwise = _NEXT.get(
-            "" if entry.words else kind, "latfix names no setting for it; docs/causes.md describes the cause."
-        )
-        actions[entry.cause] = settings.get(entry.cause) or otherwise.format(name=name)
-    return actions
 
 
 def _cards(diagnosis: Diagnosis) -> list[Card]:

@@ -34,16 +34,19 @@ from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import (
     CauseAdvice,
     active_causes,
+    cause_actions,
     cause_advice,
     cause_rows,
     cause_total,
     cost_words,
     error_words,
     excess_words,
+    is_replay,
     lag_words,
     line_rows,
     main_causes,
     read_words,
+    reference_words,
     service_words,
     small_causes_words,
     weight_words,
@@ -262,7 +265,7 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     empty = [stage for stage in known if stage not in used and stage not in unknown]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
     no_time += f"; unknown: {', '.join(unknown)}" if unknown else ""
-    yield safe(f"bar: p99; quiet: in a {diagnosis.unit} that nothing delays{no_time}", "dim", limit=600)
+    yield safe(f"bar: p99; quiet: in a {reference_words(diagnosis)}{no_time}", "dim", limit=600)
 
 
 def _over_time(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
@@ -379,8 +382,10 @@ def _what_to_do(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
+    is_recording = not is_replay(diagnosis) and diagnosis.source is not None and diagnosis.source.kind != "http"
+    actions = cause_actions(diagnosis) if is_recording else {}
     for position, entry in enumerate(worth, start=1):
-        table.add_row(f"{position}.", _cause_advice(entry))
+        table.add_row(f"{position}.", _cause_advice(entry, actions.get(entry.cause, "")))
     yield table
     rest = [entry for entry in named if entry not in worth]
     if rest:
@@ -388,7 +393,7 @@ def _what_to_do(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield Text.assemble(("also: ", "dim"), safe(listed, "dim", limit=400))
 
 
-def _cause_advice(entry: CauseAdvice) -> Text:
+def _cause_advice(entry: CauseAdvice, action: str) -> Text:
     words = f": {entry.words}. " if entry.words else ": "
     text = Text.assemble(safe(entry.cause, "bold"), words, safe(entry.evidence, limit=700))
     if entry.predicted:
@@ -398,6 +403,8 @@ def _cause_advice(entry: CauseAdvice) -> Text:
         text.append_text(safe(", ".join(entry.fixes), "cyan"))
     elif entry.predicted and entry.unfixed:
         text.append("; latfix has no fix for it")
+    if action:
+        text.append_text(safe(f"\n{action}", limit=400))
     return text
 
 

@@ -18,12 +18,13 @@ from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown
 from latfix.reports.comparison_rows import comparison_change
 from latfix.reports.side_effects import side_effect_words
+from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.vocabulary import Severity
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_records
 from latfix.results.diagnosis import Advice, Source
 from latfix.results.optimization import BaselineVerdict, Optimization
 from latfix.statistics.decision import RatioEstimate
-from tests.reports.conftest import Session
+from tests.reports.conftest import Session, printed
 
 
 @pytest.fixture
@@ -323,3 +324,17 @@ def test_every_change_is_explained_in_the_answer_of_a_trial(undecided: Compariso
     assert lines == [change.sentence for change in changes]
     sure = next(line for line in trial_answer(replace(found, rounds=2)).lines if line.label == "95 % interval")
     assert sure.words.endswith("from 1 round"), "one of the two was left out for the leading idea"
+
+
+def test_a_named_cause_of_a_recording_has_a_next_step(ordinary: Session) -> None:
+    found = replace(ordinary[1], source=Source(kind="requests", path="access.log"), lost=(), service=None)
+    for cause, action in (
+        ("traffic.overload", "Add capacity, or refuse"),
+        ("dependency.client", "Look at slow clients"),
+        ("dependency.db", "Give calls of db a deadline"),
+    ):
+        first = replace(found.causes[0], cause=cause, named=True)
+        named = replace(found, verdict=cause, causes=(first,))
+        assert words(diagnosis_answer(named), "next step").startswith(action)
+        assert action in " ".join(printed(render_diagnosis(named, folder=None, verbose=True)).split())
+        assert not words(diagnosis_answer(replace(named, verdict="steady")), "next step")

@@ -16,6 +16,7 @@ from latfix.reports.diagnosis_rows import (
     cause_total,
     closing_advice,
     error_words,
+    excess_words,
     main_causes,
     remaining_ms,
     service_words,
@@ -232,6 +233,14 @@ def test_nothing_is_promised_for_a_percentile_that_is_lost(ordinary: Session) ->
     lost = replace(known, latency_ms={**found.latency_ms, "p99": AtLeast(50.0)}, latency_ms_ok=found.latency_ms)
     assert [advice.predicted for advice in cause_advice(known)] == ["3.00"]
     assert [advice.predicted for advice in cause_advice(lost)] == [""]
+
+
+def test_a_request_is_quiet_only_if_its_wait_in_the_queue_is_known(ordinary: Session) -> None:
+    assert "more than a quiet request, which nothing delays (" in excess_words(ordinary[1])
+    log = replace(ordinary[1], source=Source(kind="requests", path="access.log"))
+    assert "queue" in log.stages_ms and "which nothing delays" in excess_words(log)
+    unknown = excess_words(replace(log, stages_ms={}))
+    assert "more than a typical request (median) (" not in unknown and "a typical request (median, " in unknown
 
 
 def test_only_what_latfix_runs_is_said_to_have_no_fix(ordinary: Session) -> None:

@@ -190,7 +190,7 @@ def test_a_recordings_causes_have_an_action(tmp_path: Path, ordinary: Session) -
     first, second, *others = found.causes
     causes = (
         replace(first, cause="service.catalog", evidence="41 calls"),
-        replace(second, evidence="7 of 9"),
+        replace(second, cause="memory.allocator", evidence="7 of 9"),
         *others,
     )
     source = Source(kind="spans", path="x.json")
