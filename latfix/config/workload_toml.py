@@ -85,7 +85,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
         expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
         raise InputError(f"{workload}: found {misnamed(path) or f'a file; expected {expected}; {advice}'}")
     expected = f"a folder with {SPEC_FILE}, a model file or a sample"
-    raise InputError(f"{workload}: found no such folder or sample; expected {expected}; {advice}")
+    raise InputError(f"{workload}: found no such folder or sample, and no such file; expected {expected}; {advice}")
 
 
 def check_runs(spec: WorkloadSpec) -> None:

@@ -188,7 +188,7 @@ def test_wrong_models_in_a_folder(tmp_path: Path, text: str, says: str) -> None:
 def test_names_that_no_file_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
-    with pytest.raises(InputError, match="no such folder or sample"):
+    with pytest.raises(InputError, match="no such folder or sample, and no such file"):
         load_spec(name)
     with pytest.raises(InputError, match=r"gone\.onnx: found no such file; expected an ONNX model"):
         load_spec("gone.onnx", traffic=tmp_path)

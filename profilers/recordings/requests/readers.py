@@ -186,7 +186,7 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
 
 def advice_on(head: bytes) -> str:
     """What a file is that users often pass but that cannot be read, and what to do; empty for others."""
-    return next((text for pattern, text in _ADVICE if pattern.search(head)), "")
+    return access_log.few_among(head) or next((text for pattern, text in _ADVICE if pattern.search(head)), "")
 
 
 def read_spans(path: Path) -> SpanTable | None:

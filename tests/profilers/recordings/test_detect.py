@@ -186,3 +186,21 @@ def test_a_pattern_reads_one_file(tmp_path: Path) -> None:
     (folder / "a.log").write_text("served in 3 ms\n")
     with pytest.raises(InputError, match=r"^--pattern: found .*logs, a folder; expected one file"):
         detect.diagnose_recording(folder, ReadOptions(pattern=r"in (?P<latency_ms>\d+)"))
+
+
+def test_a_log_that_is_mostly_of_another_format_is_told_from_one_without_times(tmp_path: Path) -> None:
+    line = '10.1.2.3 - - [22/Nov/2026:10:00:00 +0000] "POST /a HTTP/1.1" 200 500 "-" "curl" 0.037\n'
+    path = tmp_path / "access.log"
+    path.write_text((line + "garbage line here\n" * 2) * 30)
+    with pytest.raises(InputError, match=r"in 30 of its first \d+ lines; .* line 2: 'garbage line here'"):
+        detect.diagnose_recording(path, ReadOptions())
+    path.write_text((line.replace(" 0.037", "") + "garbage line here\n" * 2) * 30)
+    with pytest.raises(InputError, match="without how long each took"):
+        detect.diagnose_recording(path, ReadOptions())
+
+
+def test_a_latency_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("ts,latency_ms\n" + "1,1e308\n" * 9)
+    with pytest.raises(InputError, match="found latency_ms 1e308; expected a latency of at most 104 days"):
+        detect.diagnose_recording(path, ReadOptions())

@@ -149,7 +149,7 @@ def roles_of(
         roles += [Role(column_name(name), name) for name in work]
         possible = [name for name in others if name not in work and _is_number(name, columns)]
         roles += [Role(_POSSIBLE + name, name) for name in possible[:_MOST_POSSIBLE]]
-    return _checked(path, roles, names, times_only=times_only)
+    return _checked(path, roles, columns, times_only=times_only)
 
 
 def dependencies_among(names: Sequence[str]) -> dict[str, str]:
@@ -218,12 +218,17 @@ def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
     return replace(role, unit_ns=1) if values and all(map(_is_written_with_unit, values)) else role
 
 
-def _checked(path: Path, roles: list[Role], names: Sequence[str], *, times_only: bool) -> list[Role]:
+def _checked(path: Path, roles: list[Role], columns: Mapping[str, Any], *, times_only: bool) -> list[Role]:
+    names = tuple(columns)
     by_name = {role.name: role for role in roles}
     enough = times_only and not by_name.keys().isdisjoint(MOMENTS)
     figures = [name for name in names if usual.FIGURE.search(name)]
     summary = f"these are figures of many requests: {PER_REQUEST}"
     if "latency" not in by_name and not by_name.keys() >= set(MOMENTS) and not enough:
+        called = (name for name in names if is_called(name, usual.LATENCY) and unit_in(name))
+        if column := next((name for name in called if _is_long(name, columns[name])), ""):
+            most = f"a latency of at most {LONGEST_NS / 1e9 / 86_400:,.0f} days"
+            raise input_error(path, 1, f"{column} {columns[column]}", most, "see if its unit is the one in its name")
         there = ", ".join(sorted(names, key=lambda name: usual.TIME.search(name) is None)[:12])
         lacking = "time: --map arrival" if times_only else "latency: --map latency_ms"
         todo = summary if figures else f"name the {lacking}=COLUMN"

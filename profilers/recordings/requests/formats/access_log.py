@@ -84,6 +84,8 @@ _ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[\w\[-])")
 #: Most bytes of an answer's headers.
 _HEADERS = 4096
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
+#: Lines by which an access log is recognized among others.
+_FEW = 5
 #: More addresses than this are not of servers, but of clients with their ports.
 _MOST_SERVERS = 500
 #: Fields up to the time, including those that syslog and containers put before a line.
@@ -117,6 +119,21 @@ def knows(head: bytes) -> bool:
     lines = [line for line in lines if line.strip()]
     stamped = [line for line in lines if _is_line(line)]
     return bool(stamped) and len(stamped) >= len(lines) / 2
+
+
+def few_among(head: bytes) -> str:
+    """What a file is of whose first lines some are of an access log, but most are not; empty for others."""
+    lines = [line for line in head.decode("utf-8", "replace").splitlines()[:-1] if line.strip()]
+    is_line = [_is_line(line) for line in lines]
+    stamped = [line for line, fits in zip(lines, is_line, strict=True) if fits]
+    layout = layout_of(stamped[:_LOOKED_AT])
+    if layout is None or "latency" not in layout.places or len(stamped) < _FEW or all(is_line):
+        return ""
+    other = is_line.index(False) + 1
+    return (
+        f"an access log in {len(stamped):,} of its first {len(lines):,} lines; the others are of another format, the "
+        f"first in line {other}: {shown(lines[other - 1], 60)}; leave them out: grep HTTP/ FILE > requests.log"
+    )
 
 
 def _is_line(line: str) -> bool:
