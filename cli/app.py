@@ -10,6 +10,7 @@ import traceback
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 import latfix
 from latfix.cli.shared.streams_and_signals import discard, print_error, repair_streams, signals_as_interrupt
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError, disk_is_full
+from latfix.files.rotated_logs import join_command
 from latfix.runners.replay.folder_lock import release_all
 
 #: Each command's function, and the first sentence of its help.
@@ -130,6 +132,25 @@ def main(arguments: list[str] | None = None) -> int:
         release_all()
 
 
+def _several_files(command: str, arguments: list[str] | None) -> str:
+    """What to do with several recordings, of which ``latfix diagnose`` takes one; empty if they are not given."""
+    words = sys.argv[1:] if arguments is None else arguments
+    values = [word for before, word in pairwise(["", *words]) if not before.startswith("-")]
+    files = [Path(word) for word in values if _is_file(word)]
+    if command.strip() != "diagnose" or len(files) < 2:
+        return ""
+    joined = join_command(files)
+    return f"; expected one file (parts of one log: {joined})" if joined else "; expected one file: join them"
+
+
+def _is_file(word: str) -> bool:
+    """False for what no file can be called, too."""
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _run(arguments: list[str] | None) -> int:
     # Newer versions of Typer bundle click; these two classes are not exported elsewhere.
     exceptions = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
@@ -145,7 +166,7 @@ def _run(arguments: list[str] | None) -> int:
         used = getattr(error, "ctx", None)  # the command whose options are wrong
         command = "" if used is None else used.command_path.removeprefix(used.find_root().command_path)
         hint = f"; see latfix{command} --help" if error.exit_code == EXIT_INPUT else ""
-        print_error(f"{_one_line(error.format_message()).rstrip('.')}{hint}")
+        print_error(f"{_one_line(error.format_message()).rstrip('.')}{_several_files(command, arguments) or hint}")
         return EXIT_INPUT
     except LatfixError as error:
         print_error(_one_line(error.message))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from latfix.config.model_file_kind import is_model_file, misnamed
 from latfix.errors import InputError
+from latfix.files.rotated_logs import join_command
 from latfix.formatting import shown
 from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
@@ -105,9 +106,8 @@ def _unknown(recorded: Recorded) -> InputError:
             f"a folder without workload.toml, and {len(alone)} recordings that are read one at a time, "
             f"the first {file.path.name} ({reader.reads})"
         )
-        return InputError(
-            f"{recorded.path}: found {result}; expected one file of them (parts of one log: join them, text with cat)"
-        )
+        command = join_command([each.path for each, _ in alone]) or "decompress them, and join text with cat"
+        return InputError(f"{recorded.path}: found {result}; expected one file of them (parts of one log: {command})")
     if recorded.path.is_file() and (model := misnamed(recorded.path)):
         return InputError(f"{recorded.path}: found {model}")
     if advice := advice_on(recorded.head):
