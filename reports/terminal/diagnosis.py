@@ -104,7 +104,7 @@ def render_diagnosis(
         tail = list(_tail(diagnosis, verbose=verbose))
     rest = [*_units(diagnosis)]
     if verbose:
-        rest += [*_lines(diagnosis), *_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
+        rest += [*_lines(diagnosis), *_what_to_do(diagnosis), Text(""), _small_print(diagnosis)]
     columns = dict(read_words(diagnosis)).get("columns", "")
     roles = [safe(f"columns: {columns}", "dim", limit=300)] if columns and not verbose else []
     parts: list[tuple[str, Sequence[RenderableType]]] = [
@@ -408,18 +408,24 @@ def _cause_advice(entry: CauseAdvice, action: str) -> Text:
     return text
 
 
-def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
+def _small_print(diagnosis: Diagnosis) -> Table:
+    """Facts by name; long ones go on below themselves."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, min_width=11, style="dim")
+    table.add_column(overflow="fold")
     counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in LOST_NAMES)
     served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
-    yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
+    table.add_row(f"{diagnosis.unit}s", Text(counts + served, style="yellow" if failed else "dim"))
     if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
-        yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
+        table.add_row("read", safe(read, "dim", limit=600))
     for name, words in service_words(diagnosis):
-        yield Text.assemble((name.ljust(12), "dim"), safe(words, "dim", limit=300))
+        table.add_row(name, safe(words, "dim", limit=300))
     if lag := lag_words(diagnosis, significant):
-        yield Text(f"replay lag  {lag} ms", style="dim" if diagnosis.trustworthy else "yellow")
+        table.add_row("replay lag", Text(f"{lag} ms", style="dim" if diagnosis.trustworthy else "yellow"))
     if cost := cost_words(diagnosis):
-        yield Text(f"latfix      {cost}", style="dim")
+        table.add_row("latfix", Text(cost, style="dim"))
     if diagnosis.partial:
-        yield Text("partial     the run did not reach its end; figures cover the recorded part", style="yellow")
+        unfinished = "the run did not reach its end; figures cover the recorded part"
+        table.add_row("partial", Text(unfinished, style="yellow"))
+    return table

@@ -250,3 +250,13 @@ def test_only_what_latfix_runs_is_said_to_have_no_fix(ordinary: Session) -> None
         assert [each.unfixed for each in cause_advice(diagnosis)] == [said] * 2
         shown = printed(render_diagnosis(diagnosis, folder=None, verbose=True))
         assert ("latfix has no fix for it" in " ".join(shown.split())) == said
+
+
+def test_long_facts_on_a_recording_go_on_below_themselves(ordinary: Session) -> None:
+    source = Source(
+        kind="requests", path="log", read={"columns": ", ".join(f"role{k} = column{k}" for k in range(20))}
+    )
+    shown = printed(render_diagnosis(replace(ordinary[1], source=source), folder=None, verbose=True))
+    lines = shown[shown.index("\nread ") :].split("\n")[1:]
+    end = next(k for k, line in enumerate(lines) if "column19" in line)
+    assert end and all(line.startswith(" " * 12 + "") for line in lines[1 : end + 1])

@@ -56,6 +56,8 @@ _WORTH_READING = 0.1
 _MOSTLY_WAITING = 2.0
 #: Recordings with fewer requests get a warning.
 _FEW = 100
+#: Decimals of shares; the least requests that have a rate.
+_DIGITS, _LEAST_FOR_RATE = 12, 2
 _SLOWEST = 10
 
 
@@ -227,7 +229,8 @@ def _causes(
         total = float(own[k] + propagated[k])
         if total == 0 and not sums.touched[k]:
             continue
-        portion = total / excess_ms if excess_ms > 0 else 0.0
+        # 1, not 0.9999999999999999, if it is all of the excess.
+        portion = round(total / excess_ms, _DIGITS) if excess_ms > 0 else 0.0
         floor = max(min(_LEAST_MS, _OF_FAST * p50_ms), _LEAST_OF_P50 * p50_ms) + accounts.floors_ms.get(cause.id, 0.0)
         least = accounts.nameable.get(cause.id)
         low, high = (float(end) for end in ci95[k])
@@ -337,7 +340,7 @@ def _dispatch_ms(accounts: Accounts) -> dict[str, float]:
 
 
 def _rate(accounts: Accounts) -> float:
-    if not accounts.timed or not len(accounts.latency_ns):
+    if not accounts.timed or len(accounts.latency_ns) < _LEAST_FOR_RATE:
         return math.nan
     ended = int((accounts.arrival_ns + accounts.latency_ns).max()) - int(accounts.arrival_ns[0])
     return len(accounts.latency_ns) / max(ended, 1) * 1e9

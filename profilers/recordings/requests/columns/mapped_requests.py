@@ -235,7 +235,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         facts={
             "format": "log with columns of its own",
             "columns": ", ".join(
-                f"{'end' if ends and role.name == 'arrival' else role.name} = {role.text}"
+                f"{'end' if ends and role.name == 'arrival' else role.name.removeprefix(PART)} = {role.text}"
                 for role in roles
                 if role.kind != "possible"
             ),

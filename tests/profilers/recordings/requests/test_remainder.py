@@ -177,3 +177,14 @@ def test_a_steady_percentile_does_not_hide_longer_requests_beyond_it(tmp_path: P
     path.write_text("\n".join(["arrival_s,latency_ms", *rows]))
     sentence = diagnose_recording(path, ReadOptions()).sentence
     assert "p95" in sentence and "steady, although the requests beyond take" in sentence
+
+
+def test_a_single_request_has_no_rate_and_shares_are_round(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("arrival_s,latency_ms\n1,20\n")
+    assert diagnose_recording(path, ReadOptions()).to_json()["throughput_rps"] is None
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        rows = [f"{k},{each}" for k, each in enumerate((20 * rng.lognormal(0, 1, 300)).tolist())]
+        path.write_text("\n".join(["arrival_s,latency_ms", *rows]))
+        assert [each.tail_share for each in diagnose_recording(path, ReadOptions()).causes] == [1.0]
