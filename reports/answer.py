@@ -133,6 +133,8 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     lines += _gates(gate_rows(found.gates), example)
     if not found.trustworthy:
         lines.append(Line(label=_NEXT, words=_QUIETER))
+    elif found.source is not None and (option := unread_option(found)):
+        lines.append(Line(label=_NEXT, words=map_command(found.source.path, option), is_command=True))
     elif closing := closing_advice(found):
         lines.append(Line(label=_NEXT, words=closing))
     elif is_replay(found) and any(entry.fixes for entry in cause_advice(found)):

@@ -33,6 +33,7 @@ from latfix.profilers.recordings.requests.recorded_waits import Log, Wait, close
 from latfix.profilers.recordings.requests.remainder import (
     ATTEMPT,
     NOTHING_KNOWN,
+    Codes,
     attempt_words,
     culprit_among,
     remainder_words,
@@ -734,7 +735,7 @@ def _slowest_route(division: _Division) -> str:
     return f"; {shown(named, 60)} takes {from_ns(usual[most])} in the median ({share(of_all)} of the requests)"
 
 
-def _labels(table: RequestTable, some: slice) -> dict[str, tuple[Ints, tuple[str, ...]]]:
+def _labels(table: RequestTable, some: slice) -> dict[str, tuple[Codes, tuple[str, ...]]]:
     """By kind of label, that of each of some requests, and all of them in words."""
     columns = {
         "route": (table.route, table.routes),
