@@ -77,7 +77,7 @@ def test_a_rhythm_of_slow_requests_is_found(slow: Callable[[Ints, Floats], Bools
 
 def test_chance_has_no_rhythm() -> None:
     rng = np.random.default_rng(4)
-    for _ in range(500):
+    for _ in range(200):
         arrival = np.cumsum(rng.exponential(5e7, N)).astype(np.int64)
         turns = np.repeat(rng.random(N // 4) < 0.01, 4)  # alone, or four at a time
         rest = rng.lognormal(15, 0.3, N) + np.where(rng.choice([turns, rng.random(N) < 0.01]), 2e8, 0)
