@@ -62,7 +62,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Optimized:
     fixes = ("--fix", "batch.window", "--fix", "warmup.shapes")
     gates = [f"--gate={text}" for text in ("p95<=baseline*0.7", "p50<0.001ms", "cause:batching.window<20%")]
     before = children()
-    code, out, err = cli("optimize", workload, "--budget", "24s", *fixes, *gates, "--json", "-", "--out", base / "o")
+    code, out, err = cli("optimize", workload, "--budget", "36s", *fixes, *gates, "--json", "-", "--out", base / "o")
     assert children() <= before, "no runner is left behind"
     return Optimized(code, out, err, workload, base / "o", json.loads(out) if out.startswith("{") else {})
 
