@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from latfix.runners.selftest.faults import fault_log, injectors, memory
-from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, read_faults
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, fastest_ns, read_faults
 from latfix.runners.selftest.faults.growth import GROWTHS, Growth
 from latfix.runners.selftest.faults.injectors import Injectors, cause_of, supported
 from latfix.runners.selftest.service.workload import MOST_FAULTS, WIDTH, Options, Served
@@ -179,9 +179,13 @@ def test_denormals_are_slow_on_the_core_and_only_by_their_values() -> None:
     done = made(20.0)
     assert 0.3 * done.ns < time.thread_time_ns() - start < 3 * done.ns
     assert _inside(done)
+    assert made.times_slower > 2
     torch.set_flush_denormal(True)
     try:
-        assert injectors.Denormals().times_slower < 0.5 * made.times_slower
+        # Flushed, they are zeros, whose square roots are slow, too, on some processors.
+        zeros, ones = (partial(torch.sqrt, torch.full((8192,), value)) for value in (0.0, 1.0))
+        slow_zeros = fastest_ns(zeros) > 2 * fastest_ns(ones)
+        assert slow_zeros or injectors.Denormals().times_slower < 0.5 * made.times_slower
     finally:
         torch.set_flush_denormal(False)
 
