@@ -224,10 +224,8 @@ def _in_rounds(estimate: RatioEstimate, subject: GateSubject, limit: float) -> M
     need, decides = needed(estimate, subject.total, limit=limit), "would decide it"
     if need is None and estimate.lo <= 1 <= estimate.hi:
         # The ratio itself is too uncertain to tell how far from the limit it is.
-        need, decides = (
-            needed(replace(estimate, value=1.0), subject.total, limit=limit),
-            f"{decides} if nothing changed",
-        )
+        decides += " if nothing changed"
+        need = needed(replace(estimate, value=1.0), subject.total, limit=limit)
     if need is None:
         return More("too close to the limit to decide by any sensible number of replays")
     rounds, each = f"about {counted(need.rounds, 'more round')} of both", f"{counted(need.requests, 'request')} each"

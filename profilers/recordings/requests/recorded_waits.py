@@ -131,6 +131,11 @@ class Wait:
     notes: tuple[str, ...] = ()
 
     @property
+    def window(self) -> Ints | int:
+        """Nanoseconds for which a request's batch waited to fill: ``(n,)``, or 0 without batches."""
+        return 0 if self.batches is None else self.batches.window
+
+    @property
     def queued(self) -> Ints | None:
         """The wait before service; ``None`` if it is not known, or requests share the cores."""
         return self.ns if self.cores is None else None

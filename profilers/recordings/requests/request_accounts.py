@@ -89,8 +89,8 @@ STALL = KnownCause(
     behind="requests that stood still together",
 )
 BATCH_SIZE = CATALOGUE["batching.size"]
-#: Parts of the latency at the client, by their names.
-CLIENT = {
+#: Parts of the latency outside of the service, by their names.
+PARTS = {
     "dispatch": KnownCause(
         "client.late",
         "measured",
@@ -112,14 +112,14 @@ CLIENT = {
         happened="transferring the request and the answer",
         behind="one that took long to transfer",
     ),
+    RETRY: KnownCause(
+        "dependency.retry",
+        "measured",
+        "waited for a server that did not answer well, before it was sent to the next",
+        happened="waiting for a server before the one that answered",
+        behind="one that was sent to several servers",
+    ),
 }
-RETRIED = KnownCause(
-    "dependency.retry",
-    "measured",
-    "waited for a server that did not answer well, before it was sent to the next",
-    happened="waiting for a server before the one that answered",
-    behind="one that was sent to several servers",
-)
 FIRST_BYTE = KnownCause(
     "service.first_byte",
     "measured",
@@ -259,7 +259,7 @@ def _without_waits(log: Log, wait: Wait, stalled: Mapping[str, Ints]) -> _Left:
     if wait.cores is not None and "host.contention" in parts:  # also waits for threads of the service
         parts["host.contention"] = np.maximum(parts["host.contention"] - wait.inferred_ns, 0)
     if wait.ns is not None and parts:
-        base = log.latency - wait.ns
+        base = log.latency - wait.ns - wait.window
         for name, part in parts.items():
             parts[name] = np.minimum(part, base)
             base = base - parts[name]
@@ -798,8 +798,7 @@ def _measured(part: Ints) -> str:
 def _cause_of(name: str) -> KnownCause:
     """The cause that a measured part of the latency stands for."""
     return (
-        CLIENT.get(name)
-        or (RETRIED if name == RETRY else None)
+        PARTS.get(name)
         or CATALOGUE.get(name)
         or KnownCause(
             f"dependency.{name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,19 @@ def test_the_wait_for_the_timer_is_the_windows() -> None:
     assert causes["batching.window"].named and causes["batching.window"].tail_ms > 10
     assert "held open for 20" in causes["batching.window"].evidence
     assert causes["unexplained"].tail_share < 0.1
+
+
+def test_a_measured_part_beside_the_timer_counts_no_time_twice() -> None:
+    """As of a load generator that sent some requests late."""
+    table = batched("arrival", load=0.2, window_ms=20.0)
+    late = np.full(len(table.arrival_ns), 2_000_000)
+    late[::50] = 30_000_000
+    sent = {"arrival_ns": table.arrival_ns - late, "latency_ns": table.latency_ns + late, "parts": {"dispatch": late}}
+    causes, plain = causes_of(replace(table, **sent)), causes_of(table)
+    assert causes["client.late"].named and causes["client.late"].tail_ms > 20
+    assert "held open for 20" in causes["batching.window"].evidence
+    assert causes["batching.size"].tail_ms < 1.5 * plain["batching.size"].tail_ms
+    assert abs(causes["unexplained"].tail_share) < 0.1
 
 
 def test_others_in_the_batch_cost_what_the_size_explains() -> None:
