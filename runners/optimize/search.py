@@ -170,8 +170,8 @@ class Search:
         self._note_obstacles()
         spare = max(self.bench.left_s() - self.reserved_s(), 0.0)
         trials = int((1 - _MEASURING) * spare / self.bench.trial_s(self._scored_fixes()))
-        replays = f"about {counted(trials, 'replay')}" if trials else "hardly a replay"
-        self.say(f"this traffic and budget leave time for {replays} of candidates and for the final replay")
+        time = f"time for about {counted(trials, 'replay')}" if trials else "hardly time for replays"
+        self.say(f"this traffic and budget leave {time} of candidates before the final replay")
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
             self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
