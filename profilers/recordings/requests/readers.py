@@ -57,7 +57,8 @@ _ADVICE: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, 
     (rb"\AType,Name,Request Count,|\ATimestamp,User Count,Type,Name,",
      f"statistics of Locust, without single requests; {PER_REQUEST}"),
     (rb"^# Query_time: ", "MySQL's slow query log, with several lines per query; what can be read: awk '/^# Time/ "
-     "{t = $3} /^# Query_time/ {print \"end=\" t, \"latency_s=\" $3, \"lock_s=\" $5, \"rows=\" $9}' FILE"),
+     "{t = $3} /^# Query_time/ {print \"end=\" t, \"latency_s=\" $3, \"lock_s=\" $5, \"rows=\" $9}' FILE "
+     "> queries.log, then latfix diagnose queries.log --map lock_s=lock_s"),
     (rb"<testResults\b", "JMeter's results in XML; have it write CSV (jmeter.save.saveservice.output_format=csv)"),
     (rb"\A([-\d.:TZ]+[,;\t| ]){1,50}[-\d.]+\r?\n", "rows of numbers without a header; put a line with their names "
      "before them, such as arrival_s,latency_ms,size"),

@@ -73,7 +73,7 @@ def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
         (b"\x1f\x8b damaged", "an empty or damaged file"),
         (b"PNG\0", "an unknown format; expected"),
         (b"ARROW1\0\0", "an Arrow file; write it as Parquet"),
-        (b"/sbin/mysqld, Version: 8\n# Time: 2026\n# Query_time: 0.1  Lock_time: 0\n", "what can be read: awk"),
+        (b"/sbin/mysqld, Version: 8\n# Time: 2026\n# Query_time: 0.1  Lock_time: 0\n", "--map lock_s=lock_s"),
         (b"0 1 17002 0 1662132851 580065\n", "put a line with their names"),
         (b"some words\nmore", "an unknown format, which begins with 'some words'"),
         (b"QDSTRM", "nsys export"),
